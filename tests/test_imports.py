@@ -33,7 +33,7 @@ LEAVES = [
     "serving.gateway.metrics.page",
     "serving.gateway.metrics.ledger",
     "serving.gateway.telemetry.request_telemetry",
-    "serving.gateway.dispatch.routing",
+    "serving.gateway.dispatch.choice.routing",
     "serving.gateway.metrics.requests",
     "deployments.ledger.command",
     "deployments.cli",

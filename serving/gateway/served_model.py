@@ -32,9 +32,10 @@ from serving.gateway.dispatch.admission import (
     QueueState,
     RequestTarget,
 )
-from serving.gateway.dispatch.dispatcher import Dispatcher, load_of
+from serving.gateway.dispatch.choice.routing import CanaryView, VersionView, choose_version
+from serving.gateway.dispatch.dispatcher import Dispatcher
+from serving.gateway.dispatch.load import load_of
 from serving.gateway.dispatch.requests import Account, EngineConnection
-from serving.gateway.dispatch.routing import CanaryView, VersionView, choose_version
 from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.streams.hold import TokenHold

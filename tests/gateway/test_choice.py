@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.gateway.dispatch.routing import CanaryView, VersionView, choose_canary, choose_version
+from serving.gateway.dispatch.choice.routing import (
+    CanaryView,
+    VersionView,
+    choose_canary,
+    choose_version,
+)
 
 versions = st.lists(
     st.builds(

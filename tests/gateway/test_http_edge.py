@@ -20,7 +20,7 @@ from serving.domain.models.engine_kind import EngineKind
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.gateway.batches.routes import BatchRoutes
 from serving.gateway.dispatch.admission import RequestTarget
-from serving.gateway.dispatch.routing import CanaryView
+from serving.gateway.dispatch.choice.routing import CanaryView
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.fields import BodyJudge
 from serving.gateway.edge.http import EdgeRules, HttpEdge, ModelFrontend

@@ -74,7 +74,7 @@ class EngineSums:
 
 
 @dataclass(frozen=True, slots=True)
-class LineCounts:
+class LineSums:
     """The lines of batches: those on engines now, those that have ended, and tokens of these."""
 
     num_on_engines: int
@@ -206,10 +206,10 @@ class Engines:
         num_new = int(state.batch_end[batch] - state.batch_next[batch])
         return num_new + num_back + self.num_lines_on_engines(batch)
 
-    def lines(self) -> LineCounts:
+    def lines(self) -> LineSums:
         """Returns what there is of lines now."""
         counts = self._state.counts
-        return LineCounts(
+        return LineSums(
             int(counts[kernel.LINES_ON_ENGINES]),
             int(counts[kernel.LINES_FINISHED]),
             int(counts[kernel.LINES_INPUT_TOKENS]),

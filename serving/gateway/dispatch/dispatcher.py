@@ -12,10 +12,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
-from zlib import crc32
 
 from serving.domain.capacity.objectives import ttft_limit_s
 from serving.domain.errors import (
@@ -30,19 +28,21 @@ from serving.domain.errors import (
     VersionRetiredError,
 )
 from serving.domain.limits import migrate_by_s
-from serving.domain.load_report import LoadSample
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.usage.tenant_shares import TenantShares, work_of
 from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits
 from serving.gateway.dispatch.batch_work import BatchWork, may_yield
-from serving.gateway.dispatch.cache_index import CacheIndex
+from serving.gateway.dispatch.choice.engine_roster import EngineRoster
+from serving.gateway.dispatch.choice.routing import (
+    choice_of,
+    to_migrate,
+)
 from serving.gateway.dispatch.deadlines import Deadlines
 from serving.gateway.dispatch.demand import DemandTeller
-from serving.gateway.dispatch.few_engines import ConnectedEngines
 from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
 from serving.gateway.dispatch.forecast import Capacity, LineForecast
 from serving.gateway.dispatch.full_time import FullTime
-from serving.gateway.dispatch.known_room import KnownRoom, Need, ToldToLeave
+from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.requests import (
     Account,
     EngineConnection,
@@ -50,21 +50,12 @@ from serving.gateway.dispatch.requests import (
     InFlightRequest,
     count_loss,
 )
-from serving.gateway.dispatch.routing import (
-    Route,
-    Wish,
-    choice_of,
-    to_migrate,
-)
 from serving.gateway.dispatch.waiting import WaitingRequests
 from serving.gateway.telemetry.request_story import EngineChoice
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 from serving.link.errors import FrameError, LinkClosedError
 from serving.link.messages import (
-    CacheDelta,
-    CacheSnapshot,
     Finish,
-    RoomWanted,
     Step,
     TokenOutput,
 )
@@ -116,10 +107,9 @@ class Dispatcher:
         self._model = model
         self._limits = limits
         self._sink: OutputSink = _NoSink()
-        self._connections: dict[str, EngineConnection] = {}
+        self._engines = EngineRoster(self.telemetry)
+        self._connections = self._engines.connections
         self._requests: dict[str, InFlightRequest] = {}
-        self._index = CacheIndex()
-        self._engines = ConnectedEngines()
         self._shares = TenantShares()
         self._waiting = WaitingRequests(self._shares)
         self._forecast = LineForecast(self._waiting)
@@ -127,9 +117,8 @@ class Dispatcher:
         self._are_full = False  # no engine takes another request, whatever it needs
         self._is_short = False  # nor one that is no batch work, and waits
         self._full_time = FullTime()
-        self._demand = DemandTeller(self._waiting, self._tell_demand)
+        self._demand = DemandTeller(self._waiting, self._engines.want_room)
         self._batch = BatchWork()
-        self._told_to_leave = ToldToLeave()
         self._leaving: set[str] = set()  # engines that drain, and are left before their end
         self._pace = FirstTokenPace()
         self._unbegun = Unbegun(self._look_after)
@@ -153,12 +142,8 @@ class Dispatcher:
 
     @property
     def late_s(self) -> float:
-        """How late this gateway is with what its engines send, in seconds; 0 without engines.
-
-        A message to any of them and back takes as long: where only some are late, they are, or the
-        network to them.
-        """
-        return min((each.link.late_s for each in self._connections.values()), default=0.0)
+        """How late this gateway is with what its engines send, in seconds; see `EngineRoster`."""
+        return self._engines.late_s
 
     @property
     def num_waiting(self) -> int:
@@ -218,12 +203,12 @@ class Dispatcher:
     @property
     def num_ready(self) -> int:
         """The number of connected engines that take requests."""
-        return sum(not connection.is_draining for connection in self._connections.values())
+        return self._engines.num_ready
 
     @property
     def has_engine(self) -> bool:
         """True if a request could be dispatched now."""
-        return any(not connection.is_draining for connection in self._connections.values())
+        return self._engines.has_engine
 
     # -- engines come and go --
 
@@ -232,14 +217,8 @@ class Dispatcher:
     ) -> None:
         """Takes an engine into use, and gives it what has been waiting."""
         connection = EngineConnection(engine_id, compute_class, link, slice_name=slice_name)
-        if link.tells_room:
-            connection.room = KnownRoom()
-        self._connections[engine_id] = connection
+        self._engines.add(connection)
         link.deliver_to(partial(self.take_step, engine_id))
-        if link.cache_layout is not None:
-            self._index.add_engine(engine_id, link.cache_layout)
-            link.watch_cache(partial(self._take_cache, engine_id))
-        self._engines.add(connection, is_known=link.cache_layout is not None)
         if link.tells_room and self._waiting:
             link.want_room(self._waiting.wanted())
         self.telemetry.metrics.of_class(compute_class)  # its series begin at zero
@@ -298,9 +277,11 @@ class Dispatcher:
         if connection.migrate_by_s is None or not self.has_engine:
             return
         now_s = asyncio.get_running_loop().time()
-        requests = to_migrate(connection.requests.values(), now_s, connection.migrate_by_s)
+        unfinished = to_migrate(connection.requests.values(), now_s, connection.migrate_by_s)
+        requests: Sequence[InFlightRequest] = unfinished
         if now_s < connection.migrate_by_s:
-            requests = self._those_with_room(requests)
+            # What waits comes before them.
+            requests = [] if self._waiting else self._engines.first_with_room(unfinished)
         if not requests:
             return
         for request in requests:
@@ -315,32 +296,13 @@ class Dispatcher:
         )
         self._move(requests, "draining", "it drains", connection.engine_id)
 
-    def _those_with_room(self, requests: list[InFlightRequest]) -> list[InFlightRequest]:
-        """Returns the first ones that other engines have room for, behind those that wait."""
-        if self._waiting:
-            return []
-        rooms = [each.room for each in self._connections.values() if not each.is_draining]
-        known = [KnownRoom.like(room) for room in rooms if room is not None]
-        if len(known) < len(rooms):
-            return requests  # one of them takes everything
-        for number, request in enumerate(requests):
-            need = self._need(request)
-            free = next((room for room in known if room.has_room(need)), None)
-            if free is None:
-                return requests[:number]
-            free.sent(need)
-        return requests
-
     def lose_engine(self, engine_id: str, reason: str) -> None:
         """Resumes elsewhere the requests of a lost engine, and counts its death against them."""
-        connection = self._connections.pop(engine_id, None)
+        connection = self._engines.remove(engine_id)
         if connection is None:
             return
         self._leaving.discard(engine_id)
-        self._index.remove_engine(engine_id)
-        self._told_to_leave.forget(engine_id)
         self._batch.tell(engine_id, 0)
-        self._engines.remove(engine_id)
         self._pace.forget(engine_id)
         self._deadlines.engine_went()
         if connection.last_move is not None:
@@ -358,13 +320,6 @@ class Dispatcher:
         if not connection.is_draining:  # it was meant to go: what stayed on it is no suspect
             count_loss(requests, connection.link.reported_end)
         self._move_or_give_up(requests, cause, reason, engine_id)
-
-    def _take_cache(self, engine_id: str, message: CacheSnapshot | CacheDelta) -> None:
-        """Takes in what an engine tells of its cache."""
-        if isinstance(message, CacheSnapshot):
-            self._index.take_all(engine_id, message.keys, is_first=message.is_first)
-        else:
-            self._index.take_changes(engine_id, message.stored, message.removed)
 
     def take_step(self, engine_id: str, step: Step) -> None:
         """Takes in the outputs of one step of one engine."""
@@ -424,8 +379,7 @@ class Dispatcher:
             self._take_back(connection, given_up)
         if step.room is not None and connection.room is not None:
             connection.is_yielding = False
-            connection.room.tell(step.room)
-            self._told_to_leave.tell(engine_id, step.room)
+            self._engines.tell_room(connection, step.room)
             self._batch.tell(engine_id, step.room.num_batch_of_others)
             self._yield_to_others(connection, step.room.to_yield)
             self._use_room()
@@ -508,9 +462,7 @@ class Dispatcher:
 
     async def call_all(self, method: str, args: bytes) -> list[bytes]:
         """Runs a rare operation on every engine."""
-        timeout_s = self._limits.call_timeout_s
-        links = [connection.link for connection in self._connections.values()]
-        return await asyncio.gather(*(link.call(method, args, timeout_s) for link in links))
+        return await self._engines.call_all(method, args, self._limits.call_timeout_s)
 
     def shutdown(self) -> None:
         """Forgets everything. Connections are closed by their owner."""
@@ -522,20 +474,11 @@ class Dispatcher:
         self._requests.clear()
         self._batch.clear()
         self._waiting.clear()
-        for connection in self._connections.values():
-            if connection.last_move is not None:
-                connection.last_move.cancel()
-        self._connections.clear()
+        self._engines.clear()
 
     @property
     def _capacity(self) -> Capacity:
         return Capacity(self.num_ready, self.queue.next_engine_in_s)
-
-    @property
-    def _computed_ratio(self) -> float:
-        """The share of prompt tokens that engines lately had to compute, 0 to 1."""
-        ratios = [each.computed_ratio for each in self._connections.values()]
-        return sum(ratios) / len(ratios) if ratios else 1.0
 
     # -- dispatch --
 
@@ -557,7 +500,7 @@ class Dispatcher:
         num_passed = 0
         self._are_full = self._is_short = False
         while (request := self._waiting.first_except(passed, shut)) is not None:
-            route, need = self._route(request)
+            route, need = self._engines.route(request, asyncio.get_running_loop().time())
             if route.engine_id is not None:
                 connection = self._connections[route.engine_id]
                 choice = choice_of(connection, need, route.reason, len(self._connections))
@@ -601,52 +544,10 @@ class Dispatcher:
         request.num_yields += 1
         self._move([request], "yielded", "it makes way for others", connection.engine_id)
 
-    def _route(self, request: InFlightRequest) -> tuple[Route, Need]:
-        """Returns where a request goes, and what it takes there."""
-        now_s = asyncio.get_running_loop().time()
-        need = self._need(request)
-        cached = None if request.blocks is None else self._index.num_cached(request.blocks)
-        wish = Wish(
-            need,
-            cached,
-            request.needs_isolation,
-            self._with_suspects() if request.needs_isolation else (),
-            self._leaves_room(request),
-            crc32(request.request_id.encode()),
-        )
-        route = self._engines.choose(wish, now_s)
-        engine_id = route.engine_id or ""
-        if cached is not None and engine_id in self._index.engine_ids:
-            need = replace(need, num_cached=cached.get(engine_id, 0))
-        return route, need
-
-    def _with_suspects(self) -> set[str]:
-        """Returns the engines that have a suspect. All requests are looked through for it."""
-        return {
-            connection.engine_id
-            for connection in self._connections.values()
-            if any(request.is_isolated for request in connection.requests.values())
-        }
-
-    def _leaves_room(self, request: InFlightRequest) -> bool:
-        """Returns whether some room is kept from it, because engines keep it for others.
-
-        What has lost its engine has a client whose answer stands still; batch work can wait.
-        """
-        can_wait = not request.attempt or request.is_batch
-        return can_wait and self._told_to_leave.has(request.account)
-
-    def _need(self, request: InFlightRequest) -> Need:
-        """Returns what a request takes of an engine, if its output is as long as others' lately."""
-        expected = self.telemetry.output_mean(request.service_class) or 0.0
-        if request.max_tokens is not None:
-            expected = min(expected, request.max_tokens)
-        return Need(request.num_tokens, max(0, round(expected) - len(request.emitted)))
-
     def _line_work(self, request: InFlightRequest) -> float:
         """Returns what a request counts in line, by what is known of lengths and caches now."""
-        need = self._need(request)
-        return work_of(need.num_computed(self._computed_ratio), need.num_expected)
+        need = self._engines.need(request)
+        return work_of(need.num_computed(self._engines.computed_ratio), need.num_expected)
 
     @property
     def _are_lengths_known(self) -> bool:
@@ -690,7 +591,8 @@ class Dispatcher:
             if connection.room is not None:
                 connection.room.sent(need)
             if request.blocks is not None:
-                request.expected_keys = self._index.expect(connection.engine_id, request.blocks)
+                index, engine_id = self._engines.index, connection.engine_id
+                request.expected_keys = index.expect(engine_id, request.blocks)
             late_s = self._pace.late_after_s(request.first_token_cost)
             if late_s is not None and len(self._connections) > 1:
                 self._unbegun.given(request.request_id, request.attempt, late_s)
@@ -715,7 +617,7 @@ class Dispatcher:
         if stands_still:
             connection.stands_still(request.dispatched_at_s, now_s)
         # Among those that wait it is one of the first, for it has had a place.
-        may_wait = stands_still and self._does_another_turn(now_s)
+        may_wait = stands_still and self._engines.does_any_turn(now_s)
         if not (may_wait or self._begins_sooner(request, connection, waited_s)):
             return waited_s
         if not stands_still:  # standing still once is not being slow
@@ -726,18 +628,13 @@ class Dispatcher:
         self._move([request], "slow", "it was not begun in time", connection.engine_id)
         return None
 
-    def _does_another_turn(self, now_s: float) -> bool:
-        """Returns whether an engine is ready that does not stand still, as far as is known."""
-        columns = self._engines.columns(now_s)
-        return bool((~columns.is_draining & ~columns.is_late).any())
-
     def _begins_sooner(
         self, request: InFlightRequest, connection: EngineConnection, waited_s: float
     ) -> bool:
         """Returns whether another engine has room, and most likely a first token much sooner."""
         if self._waiting:
             return False
-        route, _ = self._route(request)
+        route, _ = self._engines.route(request, asyncio.get_running_loop().time())
         if route.engine_id in (None, connection.engine_id):
             return False
         expected_s = self._pace.expected_s(route.first_token_cost)
@@ -746,7 +643,7 @@ class Dispatcher:
     def _expect_nothing(self, request: InFlightRequest) -> None:
         """Notes that its engine has told what it has of a request, or will have nothing."""
         if request.expected_keys and request.engine_id is not None:
-            self._index.settle(request.engine_id, request.expected_keys)
+            self._engines.index.settle(request.engine_id, request.expected_keys)
         request.expected_keys = []
 
     def _settle(self, request: InFlightRequest) -> None:
@@ -772,11 +669,6 @@ class Dispatcher:
         is_short = self._is_short and self.has_engine and self._waiting.num_before_batch > 0
         self._full_time.look(now_s, is_full=is_short)
         self._demand.look()
-
-    def _tell_demand(self, wanted: RoomWanted) -> None:
-        for connection in self._connections.values():
-            if connection.room is not None:
-                connection.link.want_room(wanted)
 
     def _move_or_give_up(
         self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str
@@ -863,34 +755,3 @@ class _NoSink:
 
     def fail(self, request_id: str, error: RequestError) -> None:
         raise RuntimeError(f"request {request_id} failed before a sink was attached") from error
-
-
-def load_of(dispatchers: Sequence[Dispatcher], queue: AdmissionQueue, now_s: float) -> LoadSample:
-    """Returns the load of one model over all its versions, which share `queue`.
-
-    `now_s` is monotonic.
-    """
-    num_waiting = queue.num_waiting + sum(each.num_waiting for each in dispatchers)
-    num_batch_waiting = queue.num_batch_waiting + sum(
-        each.num_waiting_of[ServiceClass.BATCH] for each in dispatchers
-    )
-    num_in_flight = sum(each.num_in_flight - each.num_waiting for each in dispatchers)
-    num_batch_in_flight = sum(each.num_batch_on_engines for each in dispatchers)
-    first_s = min((each.first_waiting_since_s(now_s) for each in dispatchers), default=now_s)
-    # The first in the queue has waited longest of those there.
-    oldest_wait_s = now_s - min(first_s, queue.first_since_s(now_s))
-    telemetry = queue.telemetry
-    batch = telemetry.batch_load.sample(now_s, num_waiting=0, oldest_wait_s=0, num_in_flight=0)
-    urgent = telemetry.load.sample(
-        now_s,
-        num_waiting=num_waiting - num_batch_waiting,
-        oldest_wait_s=oldest_wait_s,
-        num_in_flight=num_in_flight - num_batch_in_flight,
-    )
-    return replace(
-        urgent,
-        batch_requests_per_s=batch.requests_per_s,
-        num_batch_waiting=num_batch_waiting,
-        num_batch_in_flight=num_batch_in_flight,
-        full_ratio=max((each.full_ratio(now_s) for each in dispatchers), default=0.0),
-    )

@@ -33,7 +33,7 @@ from serving.gateway.batches.errors import BatchesOffError
 from serving.gateway.batches.records import Batch
 from serving.gateway.batches.routes import BatchRoutes, LaneRequest
 from serving.gateway.dispatch.admission import BodyLimits, BodyRoom, HeldBody, RequestTarget
-from serving.gateway.dispatch.routing import CanaryView, choose_canary
+from serving.gateway.dispatch.choice.routing import CanaryView, choose_canary
 from serving.gateway.edge.api_description import DescribedModel, describe_api
 from serving.gateway.edge.auth import (
     ANYBODY,

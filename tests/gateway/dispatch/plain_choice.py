@@ -6,10 +6,10 @@ Held against the product's: that of all engines at once, and that of few one aft
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from serving.gateway.dispatch.engine_table import EngineColumns
-from serving.gateway.dispatch.few_engines import EngineView, choose_of_few
+from serving.gateway.dispatch.choice.engine_table import EngineColumns
+from serving.gateway.dispatch.choice.few_engines import EngineView, choose_of_few
+from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
 from serving.gateway.dispatch.known_room import Need
-from serving.gateway.dispatch.routing import Route, Wish, choose_engine
 
 # All engines are compared of so many at most.
 ALL_COMPARED = 8

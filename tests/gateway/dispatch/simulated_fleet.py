@@ -13,7 +13,8 @@ from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
 from serving.gateway.dispatch.admission import FleetLimits
-from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs, load_of
+from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
+from serving.gateway.dispatch.load import load_of
 from serving.link.client import LinkCallbacks, LinkClient
 from serving.link.rooms.room import EngineCapacity
 from serving.link.server import LinkServer

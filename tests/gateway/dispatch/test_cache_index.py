@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serving.domain.tokens.block_hashes import BlockContext, block_hashes, first_parent
 from serving.domain.tokens.cached_blocks import CacheLayout, joined, key_of
 from serving.domain.tokens.named_blocks import NamedBlocks
-from serving.gateway.dispatch.cache_index import CacheIndex
+from serving.gateway.dispatch.choice.cache_index import CacheIndex
 
 SMALL = CacheLayout(4, 8, first_parent())  # told of every second block
 OTHER = CacheLayout(6, 6, first_parent())

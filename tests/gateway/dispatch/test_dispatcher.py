@@ -19,7 +19,8 @@ from serving.domain.errors import (
 from serving.domain.load_report import LoadSample
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.dispatch.admission import FleetLimits, QueueState
-from serving.gateway.dispatch.dispatcher import Dispatcher, load_of
+from serving.gateway.dispatch.dispatcher import Dispatcher
+from serving.gateway.dispatch.load import load_of
 from serving.gateway.dispatch.requests import PROVING_TOKENS, InFlightRequest
 from serving.link.messages import EngineEnd, EngineLoad, Finish, Step, TokenOutput
 from tests.engine.simulated_time import run_simulated

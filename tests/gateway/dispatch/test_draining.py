@@ -3,8 +3,8 @@
 import pytest
 
 from serving.domain.limits import migrate_by_s
+from serving.gateway.dispatch.choice.routing import to_migrate
 from serving.gateway.dispatch.requests import InFlightRequest
-from serving.gateway.dispatch.routing import to_migrate
 from serving.gateway.telemetry.request_telemetry import ModelTelemetry
 
 NOW_S = 1000.0

@@ -13,7 +13,8 @@ from serving.domain.tokens.block_hashes import first_parent
 from serving.domain.tokens.cached_blocks import CacheLayout, joined
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.admission import FleetLimits
-from serving.gateway.dispatch.dispatcher import Dispatcher, load_of
+from serving.gateway.dispatch.dispatcher import Dispatcher
+from serving.gateway.dispatch.load import load_of
 from serving.link.messages import CacheDelta, CacheSnapshot, EngineEnd
 from tests.engine.simulated_time import run_simulated
 from tests.gateway.engines import RecordingSink, ScriptedLink, answer_to, in_flight

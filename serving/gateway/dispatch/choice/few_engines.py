@@ -8,9 +8,8 @@ rule. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.gateway.dispatch.engine_table import UNBOUNDED, EngineColumns, EngineTable
-from serving.gateway.dispatch.requests import EngineConnection
-from serving.gateway.dispatch.routing import (
+from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns, EngineTable
+from serving.gateway.dispatch.choice.routing import (
     FOR_OTHERS,
     MOST_IN_STEP,
     SAME_TOKENS,
@@ -20,6 +19,7 @@ from serving.gateway.dispatch.routing import (
     Wish,
     choose_engine,
 )
+from serving.gateway.dispatch.requests import EngineConnection
 
 # With eight both take as long. Of so few all are compared, so that nothing has to be drawn.
 MOST_ENGINES = 4

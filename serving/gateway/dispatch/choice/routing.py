@@ -17,7 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.gateway.dispatch.engine_table import Column, EngineColumns, Mask, uncached_tokens
+from serving.gateway.dispatch.choice.engine_table import (
+    Column,
+    EngineColumns,
+    Mask,
+    uncached_tokens,
+)
 from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.requests import EngineConnection, InFlightRequest
 from serving.gateway.telemetry.request_story import EngineChoice
