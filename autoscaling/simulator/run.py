@@ -14,7 +14,7 @@ from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.records import Fleet, ModelLoad, Observation, Policy
 from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
 from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
-from autoscaling.simulator.world.batch_lane import BatchLane
+from autoscaling.simulator.world.batch_lane import SimulatedLane
 from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
 from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
 from serving.domain.capacity.engine_rates import EngineRate
@@ -83,7 +83,7 @@ def simulate(
     """
     requests = setup.requests.until(setup.duration_s)
     engines = Engines(requests, setup.profile, setup.limits, setup.objectives, setup.batches)
-    lane = BatchLane(setup.batches, engines, setup.objectives.tpot_s, setup.tick_s)
+    lane = SimulatedLane(setup.batches, engines, setup.objectives.tpot_s, setup.tick_s)
     rng = np.random.default_rng(setup.seed)
     fleet = SliceFleet(setup.classes, engines, rng, setup.drain_s)
     for name, count in setup.ready_at_start.items():

@@ -38,7 +38,7 @@ class BatchService:
     num_in_time: int
 
 
-class BatchLane:
+class SimulatedLane:
     """The batches of a day, in order of submission. Looked after at every tick."""
 
     def __init__(
