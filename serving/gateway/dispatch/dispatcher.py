@@ -1,10 +1,9 @@
 """Gives each request of one version of a model to an engine, and to another when that one is lost.
 
 Owns every request in flight of one version of one model at one gateway: its engine, its emitted
-tokens, its waiting time, and its move to another engine. A request waits here until an engine has
-room for it. It knows engines of its own version only,
-so that no request ever goes on with another model's tokens. Does not own connections
-(`membership`), the choice of an engine (`routing`), the blame for a loss (`requests`), nor the
+tokens, and its move to another engine. It knows engines of its own version only, so that no request
+ever goes on with another model's tokens. Does not own those that wait (`line`), connections
+(`membership`), the choice of an engine (`choice`), the blame for a loss (`requests`), nor the
 contents of a request or an output (`engine_client`), which are opaque here. Imports no vLLM.
 """
 
@@ -29,20 +28,13 @@ from serving.domain.errors import (
 )
 from serving.domain.limits import migrate_by_s
 from serving.domain.models.request_fields.service_class import ServiceClass
-from serving.domain.usage.tenant_shares import TenantShares, work_of
 from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits
 from serving.gateway.dispatch.batch_work import BatchWork, may_yield
 from serving.gateway.dispatch.choice.engine_roster import EngineRoster
-from serving.gateway.dispatch.choice.routing import (
-    choice_of,
-    to_migrate,
-)
-from serving.gateway.dispatch.deadlines import Deadlines
-from serving.gateway.dispatch.demand import DemandTeller
+from serving.gateway.dispatch.choice.routing import to_migrate
 from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
-from serving.gateway.dispatch.forecast import Capacity, LineForecast
-from serving.gateway.dispatch.full_time import FullTime
 from serving.gateway.dispatch.known_room import Need
+from serving.gateway.dispatch.line import RequestLine
 from serving.gateway.dispatch.requests import (
     Account,
     EngineConnection,
@@ -50,24 +42,12 @@ from serving.gateway.dispatch.requests import (
     InFlightRequest,
     count_loss,
 )
-from serving.gateway.dispatch.waiting import WaitingRequests
 from serving.gateway.telemetry.request_story import EngineChoice
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 from serving.link.errors import FrameError, LinkClosedError
-from serving.link.messages import (
-    Finish,
-    Step,
-    TokenOutput,
-)
+from serving.link.messages import Finish, Step, TokenOutput
 
 logger = logging.getLogger(__name__)
-
-# So many of those that wait first are looked at for one that an engine has room for: the others
-# would overtake too many.
-_MAX_PASSED = 16
-_MOST_SHUT = 16  # lines that are passed over, because what is left is kept for others
-# So many may wait for the engine that has their beginning in its cache, and be overtaken meanwhile.
-_MAX_WAITING_FOR_CACHE = 64
 
 _OUTCOMES = {int(finish): finish.name.lower() for finish in Finish}
 
@@ -110,24 +90,11 @@ class Dispatcher:
         self._engines = EngineRoster(self.telemetry)
         self._connections = self._engines.connections
         self._requests: dict[str, InFlightRequest] = {}
-        self._shares = TenantShares()
-        self._waiting = WaitingRequests(self._shares)
-        self._forecast = LineForecast(self._waiting)
-        self._why_waiting = ""  # of the last one that found no engine
-        self._are_full = False  # no engine takes another request, whatever it needs
-        self._is_short = False  # nor one that is no batch work, and waits
-        self._full_time = FullTime()
-        self._demand = DemandTeller(self._waiting, self._engines.want_room)
+        self._line = RequestLine(self.queue, self._engines, self)
         self._batch = BatchWork()
         self._leaving: set[str] = set()  # engines that drain, and are left before their end
         self._pace = FirstTokenPace()
         self._unbegun = Unbegun(self._look_after)
-        self._deadlines = Deadlines(
-            self._waiting,
-            limits.request_deadline_s,
-            has_engine=lambda: self.has_engine,
-            on_over=self._end_waiting,
-        )
 
     def attach(self, sink: OutputSink) -> None:
         """Sets the receiver of outputs and failures from now on."""
@@ -148,22 +115,22 @@ class Dispatcher:
     @property
     def num_waiting(self) -> int:
         """The number of requests that wait for an engine."""
-        return len(self._waiting)
+        return len(self._line)
 
     @property
     def num_waiting_of(self) -> dict[ServiceClass, int]:
         """The number of requests that wait for an engine, by class."""
-        return self._waiting.num_of_class()
+        return self._line.num_of_class
 
     @property
     def num_waiting_of_account(self) -> dict[Account, int]:
         """The number of requests that wait for their tenants' turns, by class and tenant."""
-        return self._waiting.num_of_account()
+        return self._line.num_of_account
 
     @property
     def num_promised(self) -> int:
         """The number of refused requests that were told when to come back, and have not yet."""
-        return self._forecast.num_promised
+        return self._line.num_promised
 
     def telemetry_of(self, request_id: str) -> RequestTelemetry | None:
         """Returns the telemetry of a request in flight; `None` if it is not."""
@@ -185,14 +152,14 @@ class Dispatcher:
 
         Batch work aside; 0 to 1. `now_s` is monotonic.
         """
-        return self._full_time.ratio(now_s)
+        return self._line.full_ratio(now_s)
 
     def first_waiting_since_s(self, otherwise_s: float) -> float:
         """Returns since when the first request that waits for an engine has waited (monotonic).
 
         Batch work aside: it is `otherwise_s` if nothing else waits.
         """
-        since_s = self._waiting.since_s()
+        since_s = self._line.since_s()
         return otherwise_s if since_s is None else since_s
 
     @property
@@ -219,8 +186,7 @@ class Dispatcher:
         connection = EngineConnection(engine_id, compute_class, link, slice_name=slice_name)
         self._engines.add(connection)
         link.deliver_to(partial(self.take_step, engine_id))
-        if link.tells_room and self._waiting:
-            link.want_room(self._waiting.wanted())
+        self._line.engine_came(connection)
         self.telemetry.metrics.of_class(compute_class)  # its series begin at zero
         logger.info(
             "engine_added model=%s engine_id=%s compute_class=%s slice=%s waiting=%d",
@@ -228,11 +194,11 @@ class Dispatcher:
             engine_id,
             compute_class,
             slice_name,
-            len(self._waiting),
+            len(self._line),
         )
         self.queue.look_again()
         self._use_room()
-        self._deadlines.arm()
+        self._line.arm()
 
     def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
         """Gives no more requests to an engine that still works; it goes in `grace_s` seconds.
@@ -247,7 +213,7 @@ class Dispatcher:
             return
         if not connection.is_draining:
             connection.is_draining = True
-            self._deadlines.engine_went()
+            self._line.engine_went()
             logger.info(
                 "engine_draining model=%s engine_id=%s in_flight=%d grace_s=%s reason=%r",
                 self._model,
@@ -281,7 +247,7 @@ class Dispatcher:
         requests: Sequence[InFlightRequest] = unfinished
         if now_s < connection.migrate_by_s:
             # What waits comes before them.
-            requests = [] if self._waiting else self._engines.first_with_room(unfinished)
+            requests = [] if self._line else self._engines.first_with_room(unfinished)
         if not requests:
             return
         for request in requests:
@@ -304,7 +270,7 @@ class Dispatcher:
         self._leaving.discard(engine_id)
         self._batch.tell(engine_id, 0)
         self._pace.forget(engine_id)
-        self._deadlines.engine_went()
+        self._line.engine_went()
         if connection.last_move is not None:
             connection.last_move.cancel()
         requests = list(connection.requests.values())
@@ -404,7 +370,7 @@ class Dispatcher:
             reason = "it failed at the request"
             self._move_or_give_up([request], "lost", reason, connection.engine_id)
         if was_isolated:  # no suspect is on that engine now
-            self._dispatch_waiting()
+            self._line.serve()
 
     def _take_back(self, connection: EngineConnection, requests: list[InFlightRequest]) -> None:
         """Resumes elsewhere the requests that an engine has given up though nobody aborted them.
@@ -430,14 +396,13 @@ class Dispatcher:
             per_token_s = self.telemetry.objectives.ttft_per_prompt_token_s
             patience_s = ttft_limit_s(patience_s, per_token_s, len(request.prompt_token_ids))
         request.first_token_by_s = now_s + patience_s - request.waited_s
-        request.line_work = self._line_work(request)
         self._requests[request.request_id] = request
         if (refusal := request.telemetry.reserve(request.max_tokens)) is not None:
             self._fail(request, refusal)
             return
-        in_s = self._forecast.come_back_in_s(request, self._capacity, now_s)
+        in_s = self._line.come_back_in_s(request, now_s)
         if in_s is None:
-            self._dispatch(request)
+            self._line.enter(request)
         else:
             self._fail(request, OverloadedError(self._model, self.num_waiting, in_s))
 
@@ -449,7 +414,7 @@ class Dispatcher:
                 continue
             has_engine = request.engine_id is not None
             request.telemetry.aborted(time.monotonic(), has_engine=has_engine)
-            self._waiting.remove(request)
+            self._line.remove(request)
             self._settle(request)
             self._expect_nothing(request)
             connection = self._connections.get(request.engine_id or "")
@@ -458,7 +423,7 @@ class Dispatcher:
             connection.link.abort([request.wire_id])
             if request.is_isolated:
                 self._release(request)
-        self._tell_waiting()
+        self._line.look()
 
     async def call_all(self, method: str, args: bytes) -> list[bytes]:
         """Runs a rare operation on every engine."""
@@ -466,64 +431,18 @@ class Dispatcher:
 
     def shutdown(self) -> None:
         """Forgets everything. Connections are closed by their owner."""
-        self._deadlines.stop()
         self._unbegun.stop()
         for request in self._requests.values():
             request.telemetry.dropped()
-        self._demand.stop()
         self._requests.clear()
         self._batch.clear()
-        self._waiting.clear()
+        self._line.stop()
         self._engines.clear()
-
-    @property
-    def _capacity(self) -> Capacity:
-        return Capacity(self.num_ready, self.queue.next_engine_in_s)
 
     # -- dispatch --
 
-    def _dispatch(self, request: InFlightRequest) -> None:
-        """Gives a request to an engine, or lets it wait behind those that came before it."""
-        request.engine_id = None
-        if request.waiting_since_s is None:
-            request.waiting_since_s = asyncio.get_running_loop().time()
-        self._waiting.add(request)
-        self._dispatch_waiting()
-        if request in self._waiting:
-            request.telemetry.queued(self._why_waiting)
-            self._deadlines.arm()
-
-    def _dispatch_waiting(self) -> None:
-        """Gives those that wait to engines, the first ones first, as far as there is room."""
-        passed: set[str] = set()
-        shut: set[Account] = set()
-        num_passed = 0
-        self._are_full = self._is_short = False
-        while (request := self._waiting.first_except(passed, shut)) is not None:
-            route, need = self._engines.route(request, asyncio.get_running_loop().time())
-            if route.engine_id is not None:
-                connection = self._connections[route.engine_id]
-                choice = choice_of(connection, need, route.reason, len(self._connections))
-                request.first_token_cost = route.first_token_cost
-                self._give(request, connection, need, choice)
-                continue
-            self._why_waiting = route.reason
-            self._are_full = route.is_kept or not route.is_open_to_others
-            self._is_short |= not (route.is_open_to_others or request.is_batch)
-            if route.is_kept and len(shut) < _MOST_SHUT:
-                shut.add(request.account)
-                continue
-            passed.add(request.request_id)
-            num_passed += not (request.needs_isolation or route.is_for_cache)
-            is_enough = num_passed >= _MAX_PASSED or len(passed) >= _MAX_WAITING_FOR_CACHE
-            if not route.is_open_to_others or is_enough:
-                break
-        self._make_way()
-        self._tell_waiting()
-
-    def _make_way(self) -> None:
-        """Has batch work leave engines for what cannot wait and found no room."""
-        num_waiting = self._waiting.num_before_batch
+    def make_way(self, num_waiting: int) -> None:
+        """Has batch work leave engines for so many that cannot wait; see `LineOwner`."""
         for request in self._batch.to_yield(num_waiting, self._connections):
             connection = self._connections[request.engine_id or ""]
             connection.is_yielding = True
@@ -544,36 +463,18 @@ class Dispatcher:
         request.num_yields += 1
         self._move([request], "yielded", "it makes way for others", connection.engine_id)
 
-    def _line_work(self, request: InFlightRequest) -> float:
-        """Returns what a request counts in line, by what is known of lengths and caches now."""
-        need = self._engines.need(request)
-        return work_of(need.num_computed(self._engines.computed_ratio), need.num_expected)
-
-    @property
-    def _are_lengths_known(self) -> bool:
-        """Whether an answer has ended. Before the first, all of them count as if they had none."""
-        return self.telemetry.output_mean(ServiceClass.STANDARD) is not None
-
-    def _give(
+    def give(
         self,
         request: InFlightRequest,
         connection: EngineConnection,
         need: Need,
         choice: EngineChoice,
     ) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._waiting.remove(request)
-        if request.charged is None:  # once, for a move is nobody's fault
-            computed = need.num_computed(connection.computed_ratio)
-            request.charged = work_of(computed, need.num_expected)
-            self._shares.has_turn(request.account, request.charged, request.weight)
-        if (request.waiting_since_s or 0.0) < now_s and self._are_lengths_known:
-            self._forecast.rate.took(request, self._line_work(request))
+        """Sends a request to the engine that was chosen for it; see `LineOwner`."""
         request.engine_id = connection.engine_id
-        request.waiting_since_s = None
         request.is_isolated = request.needs_isolation
         request.num_emitted_at_dispatch = len(request.emitted)
-        request.dispatched_at_s = now_s
+        request.dispatched_at_s = asyncio.get_running_loop().time()
         connection.requests[request.wire_id] = request
         connection.num_dispatched += 1
         self._batch.began(request)
@@ -632,7 +533,7 @@ class Dispatcher:
         self, request: InFlightRequest, connection: EngineConnection, waited_s: float
     ) -> bool:
         """Returns whether another engine has room, and most likely a first token much sooner."""
-        if self._waiting:
+        if self._line:
             return False
         route, _ = self._engines.route(request, asyncio.get_running_loop().time())
         if route.engine_id in (None, connection.engine_id):
@@ -649,26 +550,14 @@ class Dispatcher:
     def _settle(self, request: InFlightRequest) -> None:
         """Puts right what was charged for a request that is over."""
         self._batch.left(request)
-        if request.charged is not None:
-            computed = len(request.prompt_token_ids) - request.num_cached
-            less = request.charged - work_of(computed, len(request.emitted))
-            self._shares.settle(request.account, less, request.weight)
+        self._line.settle(request)
 
     def _use_room(self) -> None:
         """Fills what engines have room for: with those that wait, then with those that move."""
-        if self._waiting:
-            self._dispatch_waiting()
+        if self._line:
+            self._line.serve()
         for engine_id in list(self._leaving):
             self._migrate(self._connections[engine_id])
-
-    def _tell_waiting(self) -> None:
-        is_measured = self._are_full and self._waiting and self._are_lengths_known
-        num_full = self.num_ready if is_measured else 0
-        now_s = asyncio.get_running_loop().time()
-        self._forecast.rate.look(now_s, num_full)
-        is_short = self._is_short and self.has_engine and self._waiting.num_before_batch > 0
-        self._full_time.look(now_s, is_full=is_short)
-        self._demand.look()
 
     def _move_or_give_up(
         self, requests: Iterable[InFlightRequest], cause: str, reason: str, left_id: str
@@ -704,24 +593,21 @@ class Dispatcher:
                 request.blocks = request.blocks.followed_by(request.emitted[-num_new:])
             request.engine_id = None
             request.is_isolated = False
-            self._dispatch(request)
+            self._line.enter(request)
             request.telemetry.redispatched(cause, left_id, request.engine_id, request.num_losses)
 
     def _release(self, request: InFlightRequest) -> None:
         """Clears a suspect that does not kill engines, or is gone, and tries the next one."""
         request.is_isolated = False
         request.num_losses = 0
-        self._dispatch_waiting()
+        self._line.serve()
 
     # -- deadlines and failures --
 
-    def _end_waiting(self, requests: list[InFlightRequest]) -> None:
-        """Fails those that have waited as long as they may."""
+    def end_waiting(self, request: InFlightRequest) -> None:
+        """Fails a request that has waited as long as it may; see `LineOwner`."""
         now_s = asyncio.get_running_loop().time()
-        for request in requests:
-            self._waiting.remove(request)
-            self._fail(request, self._too_late(request, now_s))
-        self._tell_waiting()
+        self._fail(request, self._too_late(request, now_s))
 
     def _too_late(self, request: InFlightRequest, now_s: float) -> RequestError:
         """Returns the refusal of a request that has waited as long as its client does."""
@@ -729,7 +615,7 @@ class Dispatcher:
         waited_s = 0.0 if since_s is None else now_s - since_s
         if not self.has_engine or request.needs_isolation:
             return self._no_engine(waited_s)
-        in_s = self._forecast.wait_s(request, self._capacity) or self._limits.retry_after_s
+        in_s = self._line.wait_s(request) or self._limits.retry_after_s
         return NoRoomInTimeError(self._model, waited_s, max(1.0, in_s))
 
     def _no_engine(self, waited_s: float) -> RequestError:
