@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from serving.config.application import GatewayConfig
 from serving.config.models import DeploymentConfig, ModelConfig
+from serving.domain.capacity.objectives import ObjectivesConfig
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.paced.config import PacedConfig
@@ -128,13 +129,17 @@ class Stage:
 
 @asynccontextmanager
 async def stage_for(
-    tracer: Tracer, num_engines: int, endpoint: str | None = None
+    tracer: Tracer,
+    num_engines: int,
+    endpoint: str | None = None,
+    objectives: ObjectivesConfig | None = None,
 ) -> AsyncIterator[Stage]:
     config = ModelConfig(
         name="demo",
         source="models/slicewise-demo",
         engine_args={"max_model_len": 512, "dtype": "float32"},
         deployments=(DeploymentConfig(compute_class="spot"),),
+        objectives=objectives,
     )
     model = await ServedModel.build(config, GatewayConfig())
     stage = Stage(model, tracer, endpoint)
