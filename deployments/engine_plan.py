@@ -22,6 +22,7 @@ from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
 from serving.tpu.model_facts import ModelFactsError, model_facts
 from serving.tpu.plan import EnginePlan, describe_slice, plan_engine
+from serving.tpu.published import PublishedFigure, Recipe, published_for, recipe_for
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
 
@@ -138,6 +139,7 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
     yield f"    tokens    {', '.join(map(str, settings.token_buckets))}"
     yield f"    requests  {', '.join(map(str, settings.request_buckets))}"
     yield from _memory_lines(plan)
+    yield from _published_lines(plan)
     if settings.notes:
         yield "  notes"
         yield from (f"    {note}" for note in settings.notes)
@@ -147,6 +149,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
     """Returns the plan as JSON for programs."""
     settings = plan.settings
     budget = plan.budget
+    recipe, figure = _published(plan)
     return {
         "model": plan.requirements.model,
         "slice": describe_slice(plan.requirements),
@@ -159,7 +162,10 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
         "memory": None if budget is None else asdict(budget) | {"fits": budget.fits},
         "uncounted": plan.uncounted,
         "complaints": () if budget is None else budget.complaints,
+        "doubts": () if budget is None else budget.doubts,
         "advice": plan.advice,
+        "recipe": recipe if isinstance(recipe, str) else asdict(recipe),
+        "published": figure if isinstance(figure, str) else asdict(figure),
     }
 
 
@@ -180,11 +186,54 @@ def _memory_lines(plan: EnginePlan) -> Iterator[str]:
         longest = budget.cache_tokens // budget.max_model_len
         requests = f"{longest} requests of the longest kind ({budget.max_model_len} tokens)"
         yield f"  fits: {budget.cache_tokens} tokens in the cache, {requests}"
+        yield from (f"    it may be too little: {doubt}" for doubt in budget.doubts)
         return
     yield "  DOES NOT FIT"
     yield from (f"    {complaint}" for complaint in budget.complaints)
     yield "  what would fit"
     yield from (f"    {way}" for way in plan.advice or ("nothing that was tried",))
+
+
+def _published(plan: EnginePlan) -> tuple[Recipe | str, PublishedFigure | str]:
+    """Returns what others have published for this model on these chips, or why there is nothing."""
+    requirements = plan.requirements
+    num_chips = requirements.num_slices * requirements.shape.num_chips
+    where = requirements.model, requirements.shape.generation, num_chips
+    return recipe_for(*where), published_for(*where)
+
+
+def _published_lines(plan: EnginePlan) -> Iterator[str]:
+    recipe, figure = _published(plan)
+    yield "  published by others: read, not measured by us"
+    if isinstance(recipe, str):
+        yield f"    {recipe}"
+    else:
+        yield f"    recipe: {recipe.source}"
+        planned = {**plan.settings.engine_args, **plan.settings.environment}
+        for name, value in {**recipe.args, **recipe.env}.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            given = planned.get(name)
+            here = "as planned" if given == value else f"planned: {_or_default(given)}"
+            yield f"      {f'{name}={text}':<{_NAME_WIDTH}}  {here}"
+        for each in recipe.throughput:
+            yield (
+                f"      {each.tokens_per_s_per_chip:g} output tokens per second and chip with"
+                f" {each.concurrency} requests at once, {each.input_tokens} tokens in,"
+                f" {each.output_tokens} out ({each.source})"
+            )
+    if isinstance(figure, str):
+        yield f"    {figure}"
+    else:
+        yield (
+            f"    {figure.requests_per_s:g} requests per second and slice, {figure.input_tokens}"
+            f" tokens in, {figure.output_tokens} out ({figure.source})"
+        )
+
+
+def _or_default(value: object) -> str:
+    if value is None:
+        return "the default"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _budget_lines(budget: HbmBudget) -> Iterator[str]:

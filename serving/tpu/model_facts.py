@@ -4,7 +4,7 @@ Owns the reading of that file and the parameter count per part. Does not own the
 parts (`hbm`), nor where the file is. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ _QKV_BIAS = frozenset({"Qwen2ForCausalLM"})
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _FP8_BLOCK = 128 * 128
+# Of a weight that qwix quantises with one scale for each of its channels, which is next to nothing.
+_QWIX_BYTES = {"float8_e4m3fn": 1.0, "float8_e5m2": 1.0, "int8": 1.0, "int4": 0.5}
 
 
 class ModelFactsError(ValueError):
@@ -157,6 +159,23 @@ def with_quantization(facts: WeightFormat, method: str) -> WeightFormat:
             "which has no quantization_config"
         )
     return WeightFormat("fp8", 1.0, facts.other_bytes)
+
+
+def with_qwix(facts: WeightFormat, rules: Sequence[Mapping[str, Any]]) -> WeightFormat:
+    """Returns the format once qwix has quantised linear layers as they are loaded.
+
+    Raises:
+        ModelFactsError: the rules are of some modules only, or of a type that is not known here.
+    """
+    first = rules[0]
+    if len(rules) > 1 or first.get("module_path", ".*") != ".*":
+        raise ModelFactsError("rules of qwix for some of the modules are not counted here")
+    dtype = str(first.get("weight_qtype"))
+    if dtype not in _QWIX_BYTES:
+        raise ModelFactsError(
+            f"a rule of qwix has weight_qtype {dtype}; known: {', '.join(_QWIX_BYTES)}"
+        )
+    return WeightFormat("qwix", _QWIX_BYTES[dtype], facts.other_bytes)
 
 
 def _stored_format(config: Mapping[str, Any], text: Mapping[str, Any]) -> WeightFormat:

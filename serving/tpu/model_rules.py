@@ -25,6 +25,29 @@ AUTO_TORCH = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
+# Models that it has JAX code for, which `auto` takes for all but those above.
+_JAX_MODELS = frozenset(
+    {
+        "DeepseekV3ForCausalLM",
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "GptOssForCausalLM",
+        "Llama4ForCausalLM",
+        "Llama4ForConditionalGeneration",
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3ForCausalLM",
+    }
+)
+
+
+def is_jax_model(requirements: EngineRequirements, facts: ModelFacts, sharding: Sharding) -> bool:
+    """Returns whether the model is loaded as a JAX one, and not as a torch one."""
+    impl = requirements.env.get(MODEL_IMPL)
+    if impl == "vllm" or requirements.has_lora or needs_torch_model(facts, sharding):
+        return False
+    return impl == "flax_nnx" or facts.architecture in _JAX_MODELS - AUTO_TORCH
 
 
 def shards_more_than_heads(facts: ModelFacts, sharding: Sharding) -> bool:
@@ -51,6 +74,9 @@ def model_problems(
             f"allowed: vllm, or leave it out, or {_fewer_shards(requirements.shape, facts)}",
             impl,
         )
+    yield from _quantization_problems(
+        path, requirements, facts, is_jax=is_jax_model(requirements, facts, sharding)
+    )
     if facts.is_mla and requirements.has_lora:
         yield Problem(
             f"{path}.engine_args.enable_lora",
@@ -66,6 +92,32 @@ def model_problems(
             "longer than the model's own context",
             f"allowed: at most {facts.max_model_len}, or a longer one with hf_overrides",
             f"{given}",
+        )
+
+
+def _quantization_problems(
+    path: str, requirements: EngineRequirements, facts: ModelFacts, *, is_jax: bool
+) -> Iterator[Problem]:
+    """Yields what no loader quantises. Source: `layers/*/quantization/fp8.py`, as above."""
+    if requirements.args.get("quantization") == "fp8" and facts.weights.method is None:
+        if is_jax:
+            why = "the JAX models read in config.json how weights are quantised, and end without it"
+        elif facts.num_experts:
+            why = "the torch models quantise no experts that are stored unquantised"
+        else:
+            return
+        yield Problem(
+            f"{path}.engine_args.quantization",
+            f"the weights of this checkpoint are stored unquantised: {why}",
+            "allowed: leave it out; a checkpoint in fp8; for JAX models qwix in additional_config",
+            "fp8",
+        )
+    if requirements.qwix_rules and not is_jax:
+        yield Problem(
+            f"{path}.engine_args.additional_config.quantization",
+            f"{facts.architecture} is loaded as a torch model here, and those ignore qwix",
+            "allowed: leave it out, or a checkpoint that is quantised",
+            "qwix",
         )
 
 

@@ -4,14 +4,21 @@ Owns the order: refuse, set, count, advise. Advice is never a guess: each way ou
 counted by the same code before it is named. Pure.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from serving.domain.errors import ConfigError
 from serving.domain.topology import SliceShape, parallelism_choices, shapes
 from serving.tpu.hbm import HbmBudget, hbm_budget
-from serving.tpu.model_facts import ModelFacts, ModelFactsError, with_quantization
-from serving.tpu.requirements import EngineRequirements
+from serving.tpu.model_facts import (
+    ModelFacts,
+    ModelFactsError,
+    with_quantization,
+    with_qwix,
+)
+from serving.tpu.published import FP8_EVERYWHERE
+from serving.tpu.requirements import EngineRequirements, section
 from serving.tpu.settings import EngineSettings, engine_settings
 
 # A shorter context is offered in steps of this many tokens.
@@ -86,9 +93,11 @@ def _budget(
 ) -> HbmBudget:
     if not facts.is_countable:
         raise ModelFactsError(f"the parameters of a {facts.architecture} are not counted here")
-    method = requirements.args.get("quantization")
+    method, rules = requirements.args.get("quantization"), requirements.qwix_rules
     if isinstance(method, str):
         facts = replace(facts, weights=with_quantization(facts.weights, method))
+    elif rules:
+        facts = replace(facts, weights=with_qwix(facts.weights, rules))
     return hbm_budget(facts, requirements.shape, settings.sharding, settings.memory)
 
 
@@ -102,12 +111,16 @@ def _ways_out(
         if _would_fit(_with(requirements, max_num_batched_tokens=batched, max_num_seqs=64), facts):
             yield f"max_num_batched_tokens {batched} with max_num_seqs 64"
             break
-    quantized = _with(requirements, quantization="fp8")
     if facts.weights.method is None and "quantization" not in requirements.args:
-        if _would_fit(quantized, facts):
-            yield "quantization fp8"
-        elif _would_fit(_with(quantized, max_model_len=_LENGTH_STEP * 8), facts):
-            yield f"quantization fp8 with max_model_len {_LENGTH_STEP * 8}"
+        for words, args in (
+            ("quantization fp8", {"quantization": "fp8"}),
+            (f"additional_config {json.dumps(FP8_EVERYWHERE)}", _with_fp8_by_qwix(requirements)),
+        ):
+            quantized = _with(requirements, **args)
+            if _would_fit(quantized, facts):
+                yield words
+            elif _would_fit(_with(quantized, max_model_len=_LENGTH_STEP * 8), facts):
+                yield f"{words} with max_model_len {_LENGTH_STEP * 8}"
     if "kv_cache_dtype" not in requirements.args and _would_fit(
         _with(requirements, kv_cache_dtype="fp8"), facts
     ):
@@ -120,6 +133,11 @@ def _ways_out(
             chips = f"({larger.num_chips} chips, {hosts}{pipeline})"
             yield f"{larger.generation} {larger.topology} {chips}"
             return
+
+
+def _with_fp8_by_qwix(requirements: EngineRequirements) -> dict[str, object]:
+    given = section(requirements.args, "additional_config")
+    return {"additional_config": {**given, **FP8_EVERYWHERE}}
 
 
 def _fitting_stages(

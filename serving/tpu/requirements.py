@@ -33,6 +33,14 @@ class EngineRequirements:
         return section(sharding, "sharding_strategy")
 
     @property
+    def qwix_rules(self) -> tuple[Args, ...]:
+        """The rules by which qwix quantises weights as they are loaded; empty when not given."""
+        quantization = section(section(self.args, "additional_config"), "quantization")
+        rules = section(quantization, "qwix").get("rules")
+        given = rules if isinstance(rules, list | tuple) else ()
+        return tuple(rule for rule in given if isinstance(rule, Mapping))
+
+    @property
     def num_hosts(self) -> int:
         """The number of hosts of all its slices, each with one worker."""
         return self.num_slices * self.shape.num_hosts

@@ -1,13 +1,16 @@
 """Whether an engine fits, and that every way out that is named is one."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from serving.domain.errors import ConfigError
 from serving.domain.topology import slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
+from serving.tpu.published import FP8_EVERYWHERE
 from serving.tpu.requirements import EngineRequirements
 
 from .models import (
@@ -26,6 +29,10 @@ def plan(model: str, generation: str, topology: str, **args: Any) -> EnginePlan:
     return plan_engine(requirements, facts_of(model))
 
 
+def qwix(rule: dict[str, str]) -> dict[str, Any]:
+    return {"additional_config": {"quantization": {"qwix": {"rules": [rule]}}}}
+
+
 @pytest.mark.parametrize(
     ("model", "generation", "topology", "args", "fits"),
     [
@@ -34,7 +41,7 @@ def plan(model: str, generation: str, topology: str, **args: Any) -> EnginePlan:
         (LLAMA_8B, "v6e", "1x1", {"max_model_len": 32768}, True),
         (LLAMA_8B, "v5e", "1x1", {"max_model_len": 1024}, False),
         (LLAMA_70B, "v6e", "2x2", {}, False),
-        (LLAMA_70B, "v6e", "2x2", {"quantization": "fp8"}, True),
+        (LLAMA_70B, "v6e", "2x2", {"additional_config": FP8_EVERYWHERE}, True),
         (LLAMA_70B, "v6e", "2x4", {}, True),
         (LLAMA_70B, "v6e", "4x4", {}, True),
         (LLAMA_70B, "v5p", "2x2x2", {"pipeline_parallel_size": 2}, True),
@@ -57,7 +64,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     refused = plan(LLAMA_8B, "v6e", "1x1")
     assert refused.advice == (
         "max_model_len 107520",
-        "quantization fp8",
+        f"additional_config {json.dumps(FP8_EVERYWHERE)}",
         "kv_cache_dtype fp8",
         "v6e 2x2 (4 chips, 1 host)",
     )
@@ -65,6 +72,31 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
         ensure_fits(refused)
     assert "What would fit: max_model_len 107520" in str(caught.value)
     ensure_fits(plan(LLAMA_8B, "v6e", "1x1", max_model_len=107520))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "env", "words"),
+    [
+        # tpu-inference 0.32.0 looks for `quant_method` in config.json, and a KeyError is its end.
+        (LLAMA_8B, {"quantization": "fp8"}, {}, "the JAX models read in config.json"),
+        (LLAMA_8B, {"quantization": "fp8"}, {"MODEL_IMPL_TYPE": "vllm"}, None),
+        (CODER_30B, {"quantization": "fp8"}, {}, "quantise no experts that are stored unquantised"),
+        (CODER_480B_FP8, {"quantization": "fp8"}, {}, None),
+        (CODER_30B, {"additional_config": FP8_EVERYWHERE}, {}, "those ignore qwix"),
+        (LLAMA_8B, {"additional_config": FP8_EVERYWHERE, "enable_lora": True}, {}, "ignore qwix"),
+        (LLAMA_8B, {"additional_config": FP8_EVERYWHERE}, {}, None),
+    ],
+)
+def test_what_no_loader_quantises_is_refused_by_name(
+    model: str, args: dict[str, Any], env: dict[str, str], words: str | None
+) -> None:
+    shape = slice_shape("tpu7x", "2x2x1") if "480b" in model else slice_shape("v6e", "2x2")
+    requirements = EngineRequirements(model, shape, args, env)
+    if words is None:
+        plan_engine(requirements, facts_of(model))
+        return
+    with pytest.raises(ConfigError, match=words):
+        plan_engine(requirements, facts_of(model))
 
 
 def test_larger_slice_may_need_stages() -> None:
@@ -93,6 +125,8 @@ def test_model_that_is_not_counted_may_start_and_says_that_it_was_not() -> None:
     [
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype int3"),
         ({"quantization": "modelopt_fp4"}, "quantised with modelopt_fp4"),
+        (qwix({"module_path": ".*attn.*", "weight_qtype": "int8"}), "some of the modules"),
+        (qwix({"module_path": ".*", "weight_qtype": "nf4"}), "weight_qtype nf4; known: float8"),
     ],
 )
 def test_sizes_that_are_not_known_are_not_guessed(args: dict[str, Any], words: str) -> None:

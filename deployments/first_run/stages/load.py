@@ -12,9 +12,9 @@ from deployments.first_run.context import StageContext
 from deployments.first_run.hosts.reach import PYTHON, hosts_of
 from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import COMPLETIONS, HttpAnswer, ask, metric_sum
-from deployments.first_run.requests.published import PublishedFigure, published_for
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
 from deployments.first_run.stages.served_models import RunModel, run_model
+from serving.tpu.published import PublishedFigure, published_for
 
 _CHAT = "/v1/chat/completions"
 _LATE = "slicewise_programs_late_total"

@@ -15,10 +15,10 @@ from deployments.first_run.hosts.ray_tasks import first_hosts, place_of
 from deployments.first_run.hosts.reach import PYTHON, HostsUnreachableError, RayHosts, ThisHost
 from deployments.first_run.requests.asking import StreamedAnswer
 from deployments.first_run.requests.prompts import PROMPTS
-from deployments.first_run.requests.published import published_for
 from deployments.first_run.stages.losses import first_gap
 from serving.config.check import check_serve_config
 from serving.domain.inventory import SLICE_NAME_LABEL, WORKER_ID_LABEL
+from serving.tpu.published import published_for
 
 ROOT = Path(__file__).parents[3]
 SLEEP = str(shutil.which("sleep"))
