@@ -12,7 +12,7 @@ VARIABLE = "KUBEBUILDER_ASSETS"
 BINARIES = ("etcd", "kube-apiserver")
 # What acts on them: controllers, the scheduler, and KWOK in the place of every kubelet.
 ACTING = ("kube-controller-manager", "kube-scheduler", "kwok")
-# Of what `slicewise render` makes. RayJobs it does not.
+# Of what `slicewise render` makes.
 CRD_FILES = (
     "computeclass/cloud.google.com_computeclasses.yaml",
     "gateway-api/gateway.networking.k8s.io_gateways.yaml",
@@ -20,6 +20,7 @@ CRD_FILES = (
     "gke-gateway/networking.gke.io_gcpbackendpolicies.yaml",
     "gke-gateway/networking.gke.io_healthcheckpolicies.yaml",
     "kuberay/ray.io_rayclusters.v1.7.0.yaml",
+    "kuberay/ray.io_rayjobs.v1.7.0.yaml",
     "kuberay/ray.io_rayservices.v1.7.0.yaml",
     "prometheus-operator/monitoring.coreos.com_podmonitors.yaml",
 )

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from deployments.validation.documents import Folder, KubernetesManifest
-from tests.deployments.manifests.examples import VALUES, shipped_folder
+from serving.domain.topology import SliceShape, slice_shape
+from tests.deployments.manifests.examples import (
+    VALUES,
+    as_folder,
+    raw_values,
+    rendered,
+    shipped_folder,
+)
 
 from .api import Api, RefusedByServerError
 
@@ -118,4 +125,59 @@ def test_api_server_refuses_a_changed_object(case: str, api: Api) -> None:
         pytest.raises(RefusedByServerError) as refused,
     ):
         api.apply(body)
+    assert words in str(refused.value)
+
+
+def of_a_first_run(shape: SliceShape) -> list[Json]:
+    """The objects that `kubectl apply -k kuberay/first-run` would take, and the namespace first."""
+    folder = as_folder(rendered(raw_values((shape, "spot"), first_run_out="gs://bucket/first-run")))
+    return [
+        each.body
+        for each in folder.manifests
+        if each.kind in _FIRST
+        or (each.file.startswith("kuberay/first-run/") and each.kind != "Kustomization")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kinds"),
+    [
+        pytest.param(slice_shape("v6e", "2x2"), {"ConfigMap", "Job"}, id="one host"),
+        pytest.param(slice_shape("v6e", "4x4"), {"RayJob"}, id="four hosts"),
+    ],
+)
+def test_api_server_takes_a_first_run_and_keeps_all_that_it_says(
+    shape: SliceShape, kinds: set[str], api: Api
+) -> None:
+    bodies = of_a_first_run(shape)
+    assert {body["kind"] for body in bodies} - set(_FIRST) == kinds
+    with applied(api, bodies) as made:
+        (job,) = [body for body in made if body["kind"] in {"Job", "RayJob"}]
+        (asked,) = [body for body in bodies if body["kind"] in {"Job", "RayJob"}]
+        for name, value in asked["spec"].items():
+            if name != "template":
+                assert job["spec"][name] == value
+        if "template" in asked["spec"]:
+            (container,) = job["spec"]["template"]["spec"]["containers"]
+            (wanted,) = asked["spec"]["template"]["spec"]["containers"]
+            assert container["command"] == wanted["command"]
+            assert container["resources"] == wanted["resources"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "change", "words"),
+    [
+        (slice_shape("v6e", "2x2"), {"backoffLimits": 0}, "spec.backoffLimits"),
+        (slice_shape("v6e", "4x4"), {"backoffLimit": "none"}, "backoffLimit"),
+        (slice_shape("v6e", "4x4"), {"entryPoint": "true"}, "spec.entryPoint"),
+    ],
+)
+def test_api_server_refuses_a_first_run_that_is_misspelt(
+    shape: SliceShape, change: Json, words: str, api: Api
+) -> None:
+    *others, job = of_a_first_run(shape)
+    changed = copy.deepcopy(job)
+    changed["spec"].update(change)
+    with applied(api, others), pytest.raises(RefusedByServerError) as refused:
+        api.apply(changed)
     assert words in str(refused.value)

@@ -1,7 +1,8 @@
 """Renders the first run of an engine on a cluster's chips: a Job, or a RayJob over several hosts.
 
 It is apart from the rest: applied before the platform serves, and deleted after. Fields of RayJob:
-KubeRay 1.7.0's CRDs, read 2026-11-20. Never applied to a cluster with chips. Pure.
+KubeRay 1.7.0's CRDs, read 2026-11-20. A real API server takes it; never applied to a cluster with
+chips. Pure.
 """
 
 import copy
