@@ -31,7 +31,7 @@ VLLM_TPU := vllm-tpu==0.32.0
 TORCH_HELP := "make: the packages could not be installed (see above). If torch's CPU build was not found, say where it is: make TORCH_INDEX=https://download.pytorch.org/whl/cpu ..."
 
 .PHONY: help setup setup-dev setup-tpu-sim serve sim observe quick quick-times check reads format unit test \
-	test-long test-tpu-sim test-weekly bench lock model sizes clean
+	test-long test-tpu-sim test-tpu-sim-quick test-weekly bench lock model sizes clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) on port 8000"
@@ -130,6 +130,10 @@ test-long: setup-dev
 
 test-tpu-sim: setup-tpu-sim
 	$(TPU_SIM_PYTHON) -m pytest -m tpu_sim tests/tpu_sim $(TPU_SIM_OPTIONS)
+
+# Something of each kind, in some minutes.
+test-tpu-sim-quick: setup-tpu-sim
+	$(TPU_SIM_PYTHON) -m pytest -m "tpu_sim and quick" tests/tpu_sim $(TPU_SIM_OPTIONS)
 
 # Both in any case, and red if either is.
 test-weekly:

@@ -152,6 +152,7 @@ def _environment(folder: Path, caches: Path) -> dict[str, str]:
     return node_environment(folder) | simulated
 
 
+@pytest.mark.quick
 def test_engine_over_hosts_in_namespaces_answers_as_transformers(
     served: Served, models: TinyModels, evidence: Evidence
 ) -> None:
@@ -175,6 +176,7 @@ def test_engine_over_hosts_in_namespaces_answers_as_transformers(
     )
 
 
+@pytest.mark.quick
 def test_echo_with_logprobs_is_answered_over_two_hosts(
     served: Served, models: TinyModels, evidence: Evidence
 ) -> None:
@@ -197,6 +199,7 @@ def test_echo_with_logprobs_is_answered_over_two_hosts(
     )
 
 
+@pytest.mark.quick
 def test_end_of_the_worker_on_the_other_host_is_known_at_once(
     served: Served, models: TinyModels, evidence: Evidence
 ) -> None:

@@ -64,10 +64,10 @@ PIPELINE = Shape("PP 2, one host", 2, {"pipeline_parallel_size": 2})
 SHAPES = [
     (QWEN3, tensor(1)),
     (QWEN3, tensor(2)),
-    (QWEN3, tensor(4)),
+    pytest.param(QWEN3, tensor(4), marks=pytest.mark.quick),
     (LLAMA, tensor(1)),
     (LLAMA, tensor(4)),
-    (QWEN3, PIPELINE),
+    pytest.param(QWEN3, PIPELINE, marks=pytest.mark.quick),
     (LLAMA, ATTENTION_DP),
 ]
 
@@ -95,7 +95,9 @@ async def test_outputs_equal_those_of_transformers(
     )
 
 
-@pytest.mark.parametrize("shape", [tensor(1), PIPELINE], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(tensor(1), marks=pytest.mark.quick), PIPELINE], ids=str
+)
 async def test_a_resumed_request_goes_on_as_if_it_had_never_been_elsewhere(
     models: TinyModels, caches: Path, evidence: Evidence, shape: Shape
 ) -> None:

@@ -230,6 +230,7 @@ def kill_under_streams(
     return len(requests)
 
 
+@pytest.mark.quick
 def test_slices_of_one_host_answer_as_transformers(
     one_host: RunningApplication, models: TinyModels, evidence: Evidence
 ) -> None:
@@ -243,6 +244,7 @@ def test_slices_of_one_host_answer_as_transformers(
     )
 
 
+@pytest.mark.quick
 def test_json_schema_gives_a_whole_valid_document(one_host: RunningApplication) -> None:
     schema = {
         "type": "object",
@@ -310,6 +312,7 @@ def test_field_that_ends_such_an_engine_is_400(one_host: RunningApplication) -> 
     assert engine_ids(one_host.fleet()) == before
 
 
+@pytest.mark.quick
 def test_streams_survive_the_end_of_an_engine(
     one_host: RunningApplication, models: TinyModels, evidence: Evidence
 ) -> None:

@@ -158,6 +158,7 @@ async def test_engine_outlives_a_field_that_is_let_through(
     await engine.check(ANSWER_S)
 
 
+@pytest.mark.quick
 async def test_requests_under_grammars_in_one_step_each_keep_their_own(
     engine: VllmEngine, models: TinyModels
 ) -> None:
