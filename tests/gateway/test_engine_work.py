@@ -82,6 +82,15 @@ def test_pace_is_of_the_steps_since_the_last_look_weighed_by_sequences() -> None
     assert pace.look(6.0, steps(a=(201, 9.9, 30)), 0.1) == seen
 
 
+def test_what_was_seen_long_ago_is_no_pace_of_now() -> None:
+    pace = StepPace()
+    pace.look(0.0, steps(a=(100, 5.0, 30)), 0.1)
+    assert pace.look(3600.0, steps(a=(90_000, 3600.0, 30)), 0.1) is None
+    seen = pace.look(3605.0, steps(a=(90_100, 3605.0, 30)), 0.1)
+    assert seen is not None
+    assert seen.step_s == pytest.approx(0.05)
+
+
 def test_engine_that_is_new_or_idle_or_has_begun_anew_has_no_part_in_the_pace() -> None:
     pace = StepPace()
     pace.look(0.0, steps(a=(100, 5.0, 30), b=(100, 5.0, 10), c=(50, 1.0, 5)), 0.1)

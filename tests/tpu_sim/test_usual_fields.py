@@ -192,12 +192,47 @@ async def test_field_that_is_called_ignored_has_no_effect(
     engine: VllmEngine, models: TinyModels, name: str
 ) -> None:
     """Once tpu-inference minds the field, this fails, and the row of the table may change."""
-    ignored = {row.name for row in SAMPLING if row.tpu.state == State.IGNORED}
-    assert name in ignored
+    assert is_ignored(name)
     prompt = models.prompts[QWEN3][2]
     plain = await answer_of(engine, f"plain-{name}", prompt, params_of())
     asked = await answer_of(engine, f"asked-{name}", prompt, params_of(**STRONG[name]))
     assert asked.token_ids == plain.token_ids
+
+
+def is_ignored(name: str) -> bool:
+    """Whether the table says that engines on TPU take the field and do not mind it."""
+    return name in {row.name for row in SAMPLING if row.tpu.state == State.IGNORED}
+
+
+async def test_min_p_that_leaves_the_likeliest_token_alone_has_no_effect(
+    engine: VllmEngine, models: TinyModels
+) -> None:
+    """So hot that any token is as likely as another, but for a `min_p` of 1."""
+    assert is_ignored("min_p")
+    prompt = models.prompts[QWEN3][2]
+    greedy_answer = await answer_of(engine, "greedy-min-p", prompt, params_of())
+    hot = params_of(temperature=100.0, min_p=1.0)
+    asked = await answer_of(engine, "hot-min-p", prompt, hot)
+    assert asked.token_ids != greedy_answer.token_ids
+
+
+async def test_bad_words_and_tokens_that_end_too_soon_come_all_the_same(
+    engine: VllmEngine, models: TinyModels
+) -> None:
+    """Both forbid the token that is the likeliest first one."""
+    assert is_ignored("bad_words")
+    assert is_ignored("min_tokens")
+    prompt = models.prompts[QWEN3][2]
+    plain = await answer_of(engine, "plain-forbidden", prompt, params_of())
+    first = plain.token_ids[0]
+    banning = params_of()
+    # What vLLM's frontend makes of the words before an engine gets them.
+    banning._bad_words_token_ids = [[first]]
+    banned = await answer_of(engine, "bad-words", prompt, banning)
+    assert banned.token_ids == plain.token_ids
+    ending = params_of(stop_token_ids=[first], min_tokens=5, ignore_eos=False)
+    ended = await answer_of(engine, "min-tokens", prompt, ending)
+    assert ended.token_ids[0] == first
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids"])

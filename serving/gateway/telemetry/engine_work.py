@@ -12,8 +12,9 @@ from serving.link.messages import EngineStats
 
 # Sums that are closer together than this tell no rate: they are up to a second old.
 _LEAST_S = 0.8 * WINDOW_S
-# Steps are looked at over so long: hosts tell their sums every second.
-_STEPS_S = 3.0
+# Steps are looked at over so long: hosts tell their sums every second. Longer ago than that is what
+# was seen at the last batch.
+_STEPS_S, _LONGEST_S = 3.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,13 @@ class StepPace:
     ) -> EnginePace | None:
         """Returns the pace of these engines, by id, whose steps are to take `most_s` at most.
 
-        The steps of an engine count by its sequences. `None` before the second look, and where no
-        engine made a step. What is known is of some seconds ago, if it is asked for sooner again.
+        The steps of an engine count by its sequences. `None` before the second look in a minute, and
+        where no engine made a step. What is known is of some seconds ago, if it is asked for sooner
+        again.
         """
         if now_s - self._looked_s >= _STEPS_S:
-            self._seen = self._between(engines)
+            is_long_ago = now_s - self._looked_s > _LONGEST_S
+            self._seen = None if is_long_ago else self._between(engines)
             self._looked_s, self._before = now_s, dict(engines)
         return None if self._seen is None else EnginePace(*self._seen, most_s)
 
