@@ -102,9 +102,9 @@ class StepPace:
     ) -> EnginePace | None:
         """Returns the pace of these engines, by id, whose steps are to take `most_s` at most.
 
-        The steps of an engine count by its sequences. `None` before the second look in a minute, and
-        where no engine made a step. What is known is of some seconds ago, if it is asked for sooner
-        again.
+        The steps of an engine count by its sequences. `None` before the second look in a minute,
+        and where no engine made a step. What is known is of some seconds ago, if it is asked for
+        sooner again.
         """
         if now_s - self._looked_s >= _STEPS_S:
             is_long_ago = now_s - self._looked_s > _LONGEST_S
