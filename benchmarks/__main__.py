@@ -21,7 +21,9 @@ import asyncio
 import datetime
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import uvloop
@@ -123,6 +125,8 @@ def main() -> None:
     given = parser.parse_args()
     if os.getpid() != os.getsid(0):
         os.setsid()
+    # Ended so, it ends what it has started: by itself Python would leave that behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if given.part == _SIDE_BY_SIDE:
         compare(given.pairs, given.only)
     if given.part == "pause":
