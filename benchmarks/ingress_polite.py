@@ -98,12 +98,11 @@ async def _ask_on(
     until_s: float,
     seen: Seen,
 ) -> None:
-    while time.monotonic() < until_s:
+    # Once in any case: on a machine that is busy the window may be over before a stream begins.
+    while (number := next(numbers)) < NUM_STREAMS or time.monotonic() < until_s:
         body = {
             "model": model,
-            "messages": [
-                {"role": "user", "content": _PROMPT.format(number=next(numbers), seed=seed)}
-            ],
+            "messages": [{"role": "user", "content": _PROMPT.format(number=number, seed=seed)}],
             "max_tokens": OUTPUT_TOKENS,
             "temperature": 0,
             "ignore_eos": True,

@@ -40,7 +40,7 @@ def test_engine_over_hosts_gets_sizes_and_environment() -> None:
 
 
 def test_engine_that_does_not_fit_is_not_started() -> None:
-    with pytest.raises(ValueError, match="What would fit: quantization fp8; v6e 2x4"):
+    with pytest.raises(ValueError, match=r"What would fit: additional_config .*qwix.*; v6e 2x4"):
         resolve_settings(spec("2x2"), config_of("llama-3.3-70b"))
 
 

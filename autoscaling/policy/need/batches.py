@@ -72,7 +72,8 @@ class BatchPatience:
         if not dates:
             self._has_begun = False
             return BatchCapacity()
-        free = max(0.0, inputs.need - inputs.busy)
+        # Less than nothing where others need more slices once lines run beside them.
+        free = inputs.need - inputs.busy
         at_ease = max(1.0, _SHARE_AT_EASE * inputs.need)
         tightest = max(dates, key=lambda each: each.even)
         what = f"{inputs.due.num_requests} requests of batches are due"

@@ -181,14 +181,18 @@ async def test_output_of_a_resumed_request_has_the_id_that_the_frontend_knows() 
     assert {output.request_id for output in await delivered(client)} == {"r"}
 
 
-@pytest.mark.parametrize(("num_moves", "num_counted"), [(0, 2), (1, 0)])
-async def test_cached_tokens_are_counted_until_the_request_has_moved(
-    num_moves: int, num_counted: int
+@pytest.mark.parametrize(
+    ("num_moves", "num_emitted", "num_counted"), [(0, 0, 2), (1, 0, 2), (1, 1, 0)]
+)
+async def test_cached_tokens_are_those_of_the_first_tokens_engine(
+    num_moves: int, num_emitted: int, num_counted: int
 ) -> None:
     client = fleet_client()
     links = [ScriptedLink(client.dispatcher, f"e{number}") for number in range(num_moves + 1)]
     await client.add_request_async(core_request("r", 5, [1, 2, 3]))
     for link in links[:num_moves]:
+        if num_emitted:
+            link.step(num_emitted)
         link.end()
     last = links[-1]
     (wire_id,) = last.running
