@@ -94,8 +94,8 @@ SHIPPED = ("azure-day", "azure-day-reserved", "azure-code-day", "spot-drought", 
 SCALE = "scale-1000"
 # Two days, so that a batch may take one; by the scenario that they are of.
 TWO_DAYS: Mapping[str, str] = {
-    "azure-day-reserved, 48 h": "azure-day-reserved",
-    "spot-drought, 48 h": "spot-drought",
+    "azure-day-reserved-48h": "azure-day-reserved",
+    "spot-drought-48h": "spot-drought",
 }
 
 

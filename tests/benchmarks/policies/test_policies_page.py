@@ -77,7 +77,7 @@ def test_new_records_take_the_place_of_what_they_are_compared_with_and_of_nothin
 
 
 def test_batches_are_told_in_pairs_with_the_same_days_without_them() -> None:
-    case, world = "spot-drought, 48 h", "batches of 4 h"
+    case, world = "spot-drought-48h", "batches of 4 h"
     lines = {"num_lines": 1000, "num_lines_in_time": 990, "lines_spot_usd": 50.0}
     table = Table(
         [

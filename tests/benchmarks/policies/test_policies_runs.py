@@ -47,7 +47,7 @@ def test_tokens_of_batches_cost_the_time_of_spot_slices_that_they_take() -> None
 
 
 def test_case_of_two_days_is_the_scenario_for_twice_the_time() -> None:
-    run = prepared_case("spot-drought, 48 h", 1, None)
+    run = prepared_case("spot-drought-48h", 1, None)
 
     assert run.scenario.duration_s == 172_800.0
     assert run.requests.arrival_s[-1] > 172_000.0
