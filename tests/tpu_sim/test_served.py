@@ -312,7 +312,6 @@ def test_field_that_ends_such_an_engine_is_400(one_host: RunningApplication) -> 
     assert engine_ids(one_host.fleet()) == before
 
 
-@pytest.mark.quick
 def test_streams_survive_the_end_of_an_engine(
     one_host: RunningApplication, models: TinyModels, evidence: Evidence
 ) -> None:
