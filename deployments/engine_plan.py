@@ -170,9 +170,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _setting_line(setting: Setting) -> str:
-    value = setting.value
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"    {f'{setting.name}={text}':<{_NAME_WIDTH}}  {setting.reason}"
+    return f"    {f'{setting.name}={_text(setting.value)}':<{_NAME_WIDTH}}  {setting.reason}"
 
 
 def _memory_lines(plan: EnginePlan) -> Iterator[str]:
@@ -211,10 +209,10 @@ def _published_lines(plan: EnginePlan) -> Iterator[str]:
         yield f"    recipe: {recipe.source}"
         planned = {**plan.settings.engine_args, **plan.settings.environment}
         for name, value in {**recipe.args, **recipe.env}.items():
-            text = value if isinstance(value, str) else json.dumps(value)
             given = planned.get(name)
-            here = "as planned" if given == value else f"planned: {_or_default(given)}"
-            yield f"      {f'{name}={text}':<{_NAME_WIDTH}}  {here}"
+            here = "the default" if given is None else _text(given)
+            here = "as planned" if given == value else f"planned: {here}"
+            yield f"      {f'{name}={_text(value)}':<{_NAME_WIDTH}}  {here}"
         for each in recipe.throughput:
             yield (
                 f"      {each.tokens_per_s_per_chip:g} output tokens per second and chip with"
@@ -230,9 +228,7 @@ def _published_lines(plan: EnginePlan) -> Iterator[str]:
         )
 
 
-def _or_default(value: object) -> str:
-    if value is None:
-        return "the default"
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -7,8 +7,9 @@ no engine takes anything of it by itself: `slicewise engine-plan` shows it besid
 is wanted of it is set by hand.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 _RECIPES = "AI-Hypercomputer/tpu-recipes"
 # Read 2026-11-22.
@@ -73,6 +74,8 @@ class Recipe:
     env: Mapping[str, str] = field(default_factory=dict)
     throughput: tuple[PublishedThroughput, ...] = ()
 
+
+_Published = TypeVar("_Published", PublishedFigure, Recipe)
 
 FIGURES = (
     PublishedFigure("Llama-3.1-8B-Instruct", "v6e", 1, 10.77),
@@ -186,33 +189,23 @@ RECIPES = (
 
 def published_for(source: str, generation: str, num_chips: int) -> PublishedFigure | str:
     """Returns the figure for a model on one slice, or why none holds."""
-    of_model = [figure for figure in FIGURES if figure.model.lower() == _name(source)]
-    for figure in of_model:
-        if (figure.generation, figure.num_chips) == (generation, num_chips):
-            return figure
-    return _none("figure", source, generation, num_chips, list(_places(of_model)))
+    return _found("figure", FIGURES, source, generation, num_chips)
 
 
 def recipe_for(source: str, generation: str, num_chips: int) -> Recipe | str:
     """Returns the recipe for a model on one slice, or why none is known."""
-    of_model = [recipe for recipe in RECIPES if recipe.model.lower() == _name(source)]
-    for recipe in of_model:
-        if (recipe.generation, recipe.num_chips) == (generation, num_chips):
-            return recipe
-    return _none("recipe", source, generation, num_chips, list(_places(of_model)))
+    return _found("recipe", RECIPES, source, generation, num_chips)
 
 
-def _name(source: str) -> str:
-    return source.rstrip("/").rpartition("/")[2].lower()
-
-
-def _places(known: Sequence[PublishedFigure] | Sequence[Recipe]) -> Iterator[str]:
-    for each in known:
-        yield f"{each.num_chips} chips of {each.generation}"
-
-
-def _none(what: str, source: str, generation: str, num_chips: int, known: list[str]) -> str:
-    if not known:
+def _found(
+    what: str, published: Sequence[_Published], source: str, generation: str, num_chips: int
+) -> _Published | str:
+    name = source.rstrip("/").rpartition("/")[2].lower()
+    of_model = [each for each in published if each.model.lower() == name]
+    for each in of_model:
+        if (each.generation, each.num_chips) == (generation, num_chips):
+            return each
+    if not of_model:
         return f"no {what} known for {source}"
-    on = f"on {num_chips} chips of {generation}"
-    return f"no {what} known for {source} {on}, only on {', '.join(known)}"
+    known = ", ".join(f"{each.num_chips} chips of {each.generation}" for each in of_model)
+    return f"no {what} known for {source} on {num_chips} chips of {generation}, only on {known}"

@@ -9,7 +9,7 @@ from autoscaling.records import Observation, Plan
 from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.arrivals import Requests, constant_lengths, draw_poisson, stages
-from autoscaling.simulator.world.engines import GatewayLimits
+from autoscaling.simulator.world.engines import Engines, GatewayLimits
 from autoscaling.simulator.world.slices import ClassSetup, Conditions
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
 from serving.domain.capacity.objectives import Objectives
@@ -108,3 +108,17 @@ def varied(num: int, rate: float, seed: int) -> Requests:
         np.ceil(rng.lognormal(5.5, 1.2, num)).astype(np.int32),
         np.ceil(rng.lognormal(3.0, 1.2, num)).astype(np.int32),
     )
+
+
+def come_or_go(
+    engines: Engines, slots: list[int], rng: np.random.Generator, now_s: float, most: int
+) -> None:
+    """Opens an engine, ends the oldest at once, or drains it first; `slots` are those there are."""
+    if len(slots) < 2 or (rng.random() < 0.5 and len(slots) < most):
+        slots.append(engines.open(now_s))
+    elif rng.random() < 0.5:
+        engines.close(slots.pop(0), now_s)
+    else:
+        engines.drain(slots[0], now_s)
+        engines.leave(slots[0], now_s, now_s + 1.0)
+        engines.close(slots.pop(0), now_s)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simulated_days import OBJECTIVES, class_setup, profile, varied
+from simulated_days import OBJECTIVES, class_setup, come_or_go, profile, varied
 from step_by_step import StepByStep
 
 from autoscaling.policy.policy import SlicewisePolicy
@@ -71,14 +71,7 @@ def test_every_line_ends_once_while_engines_come_and_go() -> None:
     rng = np.random.default_rng(4)
     slots: list[int] = []
     for now_s in np.arange(0.0, 150.0, 1.5):
-        if len(slots) < 2 or (rng.random() < 0.5 and len(slots) < 12):
-            slots.append(engines.open(now_s))
-        elif rng.random() < 0.5:
-            engines.close(slots.pop(0), now_s)
-        else:
-            engines.drain(slots[0], now_s)
-            engines.leave(slots[0], now_s, now_s + 1.0)
-            engines.close(slots.pop(0), now_s)
+        come_or_go(engines, slots, rng, now_s, most=12)
         if now_s == 60.0:
             engines.begin_batch(1, 20, now_s)
         limit = int(rng.integers(5, 60))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simulated_days import profile, steady, varied
+from simulated_days import come_or_go, profile, steady, varied
 from step_by_step import StepByStep
 
 from autoscaling.simulator.world import kernel
@@ -143,14 +143,7 @@ def test_every_request_ends_once_while_engines_come_and_go() -> None:
     rng = np.random.default_rng(4)
     slots: list[int] = []
     for now_s in np.arange(0.0, 120.0, 1.5):
-        if len(slots) < 2 or (rng.random() < 0.5 and len(slots) < 30):
-            slots.append(engines.open(now_s))
-        elif rng.random() < 0.5:
-            engines.close(slots.pop(0), now_s)
-        else:
-            engines.drain(slots[0], now_s)
-            engines.leave(slots[0], now_s, now_s + 1.0)
-            engines.close(slots.pop(0), now_s)
+        come_or_go(engines, slots, rng, now_s, most=30)
         seen = engines.traffic(now_s)
         assert engines.num_routable == len(slots)
         assert sum(engines.in_flight[slot] for slot in slots) == seen.num_in_flight
