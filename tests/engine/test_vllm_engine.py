@@ -143,17 +143,17 @@ async def test_prompts_stand_in_line_until_a_step_computes_them(subject: Subject
     lengths = []
     async with asyncio.timeout(DEADLINE_S):
         for name in names:
-            request = subject.make_request(name, 40, [])
+            request = subject.make_request(name, 100, [])
             lengths.append(len(request.prompt_token_ids))
             await engine.submit(request)
             assert engine.load.backlog_tokens <= sum(lengths)
         assert engine.load.backlog_tokens > 0
-        while engine.load.num_running < subject.num_slots:
+        # An engine that has its slots full may not have received the last ones yet.
+        while (engine.load.num_running, engine.load.num_waiting) != (subject.num_slots, 3):
             await engine.next_step()
         ratio = engine.load.computed_ratio
         assert 0 < ratio <= 1
         # Three have no slot; all others are computed to their end, or in the step under way.
-        assert engine.load.num_waiting == 3
         assert engine.load.backlog_tokens == round(sum(lengths[-3:]) * ratio)
         await collect(engine, *names)
         assert engine.load.backlog_tokens == 0
