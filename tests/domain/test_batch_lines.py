@@ -13,8 +13,10 @@ from serving.domain.capacity.batch_lines import (
     LineRoom,
     LinesLeft,
     LineTuner,
+    few_wait,
     lines_by_pace,
     lines_in_time,
+    mean_step,
 )
 
 HOUR_S = 3600.0
@@ -51,6 +53,17 @@ def test_lines_that_wait_are_not_made_more_and_those_that_are_too_many_go() -> N
     assert wanted(late, now=400) == 500
     assert wanted(LinesLeft(100_000, HOUR_S, 3.0), now=400, has_room=False) == 100
     assert lines_in_time(64, 64, 0, late, has_room=True) == 64
+
+
+def test_steps_of_engines_count_by_their_sequences() -> None:
+    assert mean_step([(3, 0.02), (1, 0.06), (0, 9.0)]) == pytest.approx((4, 0.03))
+    assert mean_step([(0, 0.02)]) is None
+    assert mean_step([]) is None
+
+
+def test_lines_have_room_while_one_of_ten_waits() -> None:
+    assert few_wait(6, 64)
+    assert not few_wait(7, 64)
 
 
 def test_others_that_miss_their_objectives_halve_the_lines_until_they_do_not() -> None:

@@ -18,12 +18,11 @@ from serving.domain.capacity.batch_lines import (
     LineRoom,
     LinesLeft,
     LineTuner,
+    few_wait,
+    mean_step,
 )
 from serving.domain.limits import BATCH_LINES_IN_FLIGHT
 
-# Of a batch's lines at once those that may be without an engine, and the next are asked: what a
-# gateway says (`batches.running.runner`).
-_SHARE_WAITING = 0.1
 # More lines than that are never asked at once, however many gateways there are.
 _MOST_LINES = 1 << 20
 
@@ -139,7 +138,7 @@ class SimulatedLane:
 
     def _has_room(self, index: int) -> bool:
         waiting = self._limits[index] - self._engines.num_lines_on_engines(index)
-        return waiting <= _SHARE_WAITING * BATCH_LINES_IN_FLIGHT
+        return few_wait(waiting, BATCH_LINES_IN_FLIGHT)
 
     def _due_at_s(self, index: int) -> float:
         batch = self._batches[index]
@@ -163,9 +162,7 @@ class SimulatedLane:
         in_flight = np.array(self._engines.in_flight[:num])
         # A slot that another engine has now counts from its next tick on.
         is_known = (steps > 0) & (in_flight > 0) & (busy_s > 0)
-        if is_known.any():
-            sequences = in_flight[is_known]
-            step_s = busy_s[is_known] / steps[is_known]
-            num_all = float(sequences.sum())
-            mean_s = float((sequences * step_s).sum()) / num_all
-            self._pace = EnginePace(num_all, mean_s, self._most_s)
+        step_s = busy_s[is_known] / steps[is_known]
+        seen = mean_step(zip(in_flight[is_known].tolist(), step_s.tolist(), strict=True))
+        if seen is not None:
+            self._pace = EnginePace(*seen, self._most_s)

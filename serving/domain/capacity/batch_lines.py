@@ -25,6 +25,9 @@ STEP_SHARE = 0.7
 _TAKEN_AT_ONCE = 0.1
 # A batch that is done with this part of its time left over is in time though lines take longer.
 _MARGIN = 1.2
+# Of the lines that a batch may have without being in time, those that may wait for an engine while
+# more are asked: engines have room.
+_SHARE_WAITING = 0.1
 # How long ago what a gateway tells of objectives may have been: as long as its window is.
 SEEN_FOR_S = 30.0
 
@@ -48,6 +51,27 @@ class EnginePace:
         than there is.
         """
         return math.floor(self.num_sequences * (self.most_s / self.step_s - 1))
+
+
+def mean_step(engines: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
+    """Returns how many sequences engines have together, and how long their steps are on average.
+
+    Of each engine come its sequences and the length of its steps, in seconds, which count by its
+    sequences. `None` where no engine has a sequence.
+    """
+    num_all = weighed_s = 0.0
+    for num_sequences, step_s in engines:
+        num_all += num_sequences
+        weighed_s += num_sequences * step_s
+    return (num_all, weighed_s / num_all) if weighed_s > 0 else None
+
+
+def few_wait(num_waiting: float, least: int) -> bool:
+    """Whether so few lines wait for an engine that there is room for more.
+
+    `least` is how many a batch asks at once without being in time.
+    """
+    return num_waiting <= _SHARE_WAITING * least
 
 
 def _no() -> bool:

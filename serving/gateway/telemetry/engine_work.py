@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from serving.domain.capacity.batch_lines import EnginePace
+from serving.domain.capacity.batch_lines import EnginePace, mean_step
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.gateway.telemetry.request_metrics import WINDOW_S
 from serving.link.messages import EngineStats
@@ -113,13 +113,8 @@ class StepPace:
         return None if self._seen is None else EnginePace(*self._seen, most_s)
 
     def _between(self, engines: Mapping[str, EngineSteps]) -> tuple[float, float] | None:
-        num_all = 0
-        weighed_s = 0.0
-        for engine_id, now in engines.items():
-            before = self._before.get(engine_id)
-            if before is None or now.num_steps <= before.num_steps or not now.num_sequences:
-                continue
-            step_s = (now.busy_s - before.busy_s) / (now.num_steps - before.num_steps)
-            num_all += now.num_sequences
-            weighed_s += now.num_sequences * step_s
-        return (float(num_all), weighed_s / num_all) if weighed_s > 0 else None
+        return mean_step(
+            (now.num_sequences, (now.busy_s - before.busy_s) / (now.num_steps - before.num_steps))
+            for engine_id, now in engines.items()
+            if (before := self._before.get(engine_id)) and now.num_steps > before.num_steps
+        )

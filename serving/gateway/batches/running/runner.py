@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from serving.domain.capacity.batch_lines import EnginePace, LineRoom
+from serving.domain.capacity.batch_lines import EnginePace, LineRoom, few_wait
 from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCaller, LineCounts
@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 _NUM_THREADS = 4
 # How often files and batches are looked for that have had their time.
 _SWEEP_S = 600.0
-# Lines of batches that wait, as a part of those that one has in flight: engines have room.
-_SHARE_WAITING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,9 @@ class BatchRunner:
         self._blocking = blocking
         self._batch_lifetime_s = batch_lifetime_s
         self._prices = prices
-        few = _SHARE_WAITING * settings.lines_in_flight
         self._room = LineRoom(
             most=lambda: max_lines // max(1, len(self._jobs)),
-            has_room=lambda: others.num_batch_waiting() <= few,
+            has_room=lambda: few_wait(others.num_batch_waiting(), settings.lines_in_flight),
             is_pressed=others.is_pressed,
             pace=others.pace,
             num_batches=lambda: len(self._jobs),
