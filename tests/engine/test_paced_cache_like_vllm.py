@@ -233,6 +233,7 @@ class Scheduled:
         self.mirror.take_in(*told.get(CACHE_STATS, (b"", b"")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_blocks", "most_tokens", "most_requests"),
     [(32, 64, 8), (60, 128, 16), (200, 512, 32), (2000, 512, 64)],

@@ -105,6 +105,7 @@ def test_slice_that_ends_in_a_class_that_backs_off_is_replaced_by_another() -> N
     assert "1 end before the class replaces them: others are asked meanwhile" in refused
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @example([17, 20], 2)
 @given(

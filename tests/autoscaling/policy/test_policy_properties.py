@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import ALL, ON_DEMAND, PROFILE, RESERVED, RULES, SPOT, World, load
@@ -82,6 +83,7 @@ def test_more_load_never_takes_fewer_slices(loads: list[float]) -> None:
     assert needs == sorted(needs)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(stories(), st.floats(0.5, 150))
 def test_settles_under_constant_load(

@@ -149,6 +149,7 @@ def day(
     return simulate(setup, SlicewisePolicy(law, terms, Rules(OBJECTIVES)))
 
 
+@pytest.mark.slow
 def test_batch_fits_beside_requests_and_they_are_served_as_before() -> None:
     alone = day(())
     beside = day((batch(equal_lines(15_000), 600.0, 1.5 * HOUR_S),))
@@ -159,6 +160,7 @@ def test_batch_fits_beside_requests_and_they_are_served_as_before() -> None:
     assert beside.service.num_served == alone.service.num_served
 
 
+@pytest.mark.slow
 def test_batch_that_needs_slices_gets_them_and_is_done_in_time() -> None:
     alone = day(())
     beside = day((batch(equal_lines(400_000), 600.0, 1.5 * HOUR_S),))
@@ -170,6 +172,7 @@ def test_batch_that_needs_slices_gets_them_and_is_done_in_time() -> None:
     assert beside.timeline.num_held[-1] <= alone.timeline.num_held[-1] + 1
 
 
+@pytest.mark.slow
 def test_what_no_fleet_could_do_in_time_is_said() -> None:
     outcome = day((batch(equal_lines(400_000), 600.0, 300.0),))
     assert 0 < outcome.batches.num_in_time < 400_000

@@ -215,6 +215,7 @@ def test_most_slices_are_those_of_any_instant_and_of_the_notice_before() -> None
     assert most_slices(None, 7, 2, 150.0, 60.0).tolist() == [7, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_policy_that_keeps_the_service_level_costs_less_than_the_bound(seed: int) -> None:
     whole = read_scenario("spot-drought").model_dump()

@@ -159,6 +159,7 @@ def test_setup_out_of_range_is_refused(changes: dict[str, object], message: str)
         run_day(steady(rate=1.0, duration_s=10.0), always(spot=1), class_setup(), **changes)
 
 
+@pytest.mark.slow
 def test_policy_corrects_a_profile_that_is_too_good() -> None:
     """Ten slices carry it. By the profile they were seven, and eight with the spread."""
     real = profile()

@@ -31,6 +31,8 @@ from tests.gateway.dispatch.simulated_fleet import (
 )
 from tests.gateway.dispatch.simulated_network import LATENCY_S, run_on_network
 
+pytestmark = pytest.mark.slow
+
 
 async def send(
     fleet: SimulatedFleet,

@@ -21,6 +21,8 @@ from tests.gateway.dispatch.simulated_fleet import (
 )
 from tests.gateway.dispatch.simulated_network import run_on_network
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 20.0
 RUN_S = 90.0
 # About what one engine does of these requests.

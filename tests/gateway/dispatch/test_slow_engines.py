@@ -93,6 +93,7 @@ def stall(fleet: SimulatedFleet) -> None:
     fleet.engines[0].stall_for(STALL_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_gateways", [1, 4])
 def test_what_an_engine_does_not_begin_is_begun_by_another(num_gateways: int) -> None:
     seen = load(0.3, num_gateways, disturb=stall)
@@ -101,6 +102,7 @@ def test_what_an_engine_does_not_begin_is_begun_by_another(num_gateways: int) ->
     assert 0 < seen.num_moved <= 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "slow"), [(0.9, 1), (0.6, 3)])
 def test_nothing_moves_from_engines_that_turn(share: float, slow: int) -> None:
     assert load(share, slow=slow).num_moved == 0

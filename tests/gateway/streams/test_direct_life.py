@@ -135,6 +135,7 @@ async def test_client_that_leaves_frees_its_request_and_its_stream() -> None:
         assert stays.text == answer_of(here.version, 100)
 
 
+@pytest.mark.slow
 async def test_client_that_does_not_read_gets_all_and_keeps_nobody_waiting() -> None:
     num_tokens = 700
     async with served(**NOT_HELD) as here:

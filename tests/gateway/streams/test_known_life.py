@@ -147,6 +147,7 @@ async def test_client_that_leaves_frees_its_request() -> None:
         assert stays.text == model.text
 
 
+@pytest.mark.slow
 async def test_client_that_does_not_read_gets_all_and_keeps_nobody_waiting() -> None:
     async with taught(700, **NOT_HELD) as model:
         link = ScriptedLink(model.dispatcher)
