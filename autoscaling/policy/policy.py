@@ -154,7 +154,7 @@ class SlicewisePolicy:
             prices={name: each.usd_per_useful_hour for name, each in self._classes.items()},
             need=whole,
             safe=safe,
-            ideal=ideal,
+            hoped=self._hoped(now_s, whole, floor, demand.mean, ideal, reliable),
             ahead=ahead,
             missing=missing,
             drain_delay_s=self._rules.drain_delay_s,
@@ -394,6 +394,30 @@ class SlicewisePolicy:
                 option = replace(option, at_most=most)
             safe.append(option)
         return safe, ideal
+
+    def _hoped(
+        self,
+        now_s: float,
+        need: int,
+        floor: int,
+        demand: float,
+        ideal: Portfolio,
+        reliable: Sequence[ClassOption],
+    ) -> Mapping[str, int]:
+        """Returns how many slices each class is to have if it delivers.
+
+        These are the `ideal` ones, if all classes do. That has none of a class that is dearer than
+        others which back off as well: it would never be asked again, and never be seen to be back.
+        So it is asked for what it would have if it were the only one of them to deliver.
+        """
+        hoped = dict(ideal.slices)
+        for place, option in enumerate(reliable):
+            name, terms = option.name, self._classes[option.name].terms
+            if hoped[name] == 0 and not self._classes[name].is_healthy(now_s):
+                options = list(reliable)
+                options[place] = replace(option, at_most=terms.max_slices)
+                hoped[name] = self._mix(need, floor, demand, options).slices[name]
+        return hoped
 
     def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
         """The portfolio worth buying, kept because most decisions ask for the same one again."""

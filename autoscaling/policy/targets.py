@@ -21,11 +21,12 @@ class PlanInputs:
     """The inputs of a plan.
 
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
-    classes, `ideal` that of all classes; both cover `need`. `ahead` is what classes are asked for
-    beyond that, because they deliver later. `missing` are slices of a class that end before the
-    class replaces them: others are asked for as many in `safe`. `kept` slices of the need are
-    there because it must not fall now, and `kept_because` says why; `None` if it may. `notes` are
-    what else the need comes of: what slices were seen to carry, gateways that are left out.
+    classes, which covers `need`. `hoped` is what each class would have if it delivered, and what it
+    is asked for though it backs off. `ahead` is what classes are asked for beyond that, because
+    they deliver later. `missing` are slices of a class that end before the class replaces them:
+    others are asked for as many in `safe`. `kept` slices of the need are there because it must not
+    fall now, and `kept_because` says why; `None` if it may. `notes` are what else the need comes
+    of: what slices were seen to carry, gateways that are left out.
     """
 
     now_s: float
@@ -34,7 +35,7 @@ class PlanInputs:
     prices: Mapping[str, float]
     need: int
     safe: Portfolio
-    ideal: Portfolio
+    hoped: Mapping[str, int]
     drain_delay_s: float
     ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +124,7 @@ def _needed(inputs: PlanInputs, name: str, supply: _Supply) -> int:
         needed += inputs.ahead[name].count
     if not history.is_healthy(inputs.now_s) or name in inputs.missing:
         # Its orders stay open: they cost nothing, and one that is filled shows that it is back.
-        needed = max(needed, inputs.ideal.slices[name])
+        needed = max(needed, inputs.hoped[name])
     # A slice whose time is up is replaced before it goes.
     replaced = min(supply.expiring, history.terms.max_slices - needed) if needed else 0
     return needed + max(0, replaced)
@@ -173,7 +174,7 @@ def _shortfalls(inputs: PlanInputs) -> list[Decision]:
     if inputs.kept > 0:
         found.append(Decision("", -inputs.kept, f"none goes while {inputs.kept_because}"))
     for name, history in inputs.classes.items():
-        missing = inputs.ideal.slices[name] - inputs.safe.slices[name]
+        missing = inputs.hoped[name] - inputs.safe.slices[name]
         if missing > 0 and not history.is_healthy(inputs.now_s):
             found.append(Decision(name, missing, f"backing off: {history.backoff_reason}"))
     for name, missing in inputs.missing.items():

@@ -110,6 +110,18 @@ def test_bridge_wish_is_cancelled_when_the_late_class_delivers_first() -> None:
     assert world.ready("flex-start") == 0
 
 
+def test_dearer_class_that_was_late_as_well_is_asked_until_it_is_back() -> None:
+    """Where all deliver it has no part: it is asked for what it would have if it alone did."""
+    world = World.of()
+    world.dry |= {"spot", "flex-start"}
+    world.run(48.0, 900)
+    assert (world.ready("reserved"), world.ready("on-demand")) == (2, 3)
+    assert (world.targets["spot"], world.targets["flex-start"]) == (3, 3)
+    world.dry.remove("flex-start")
+    world.run(48.0, 900)
+    assert (world.ready("flex-start"), world.targets["on-demand"]) == (3, 0)
+
+
 def test_growth_is_at_once_and_decline_waits() -> None:
     # Without a margin for past errors: this load errs by threefold twice in half an hour.
     world = World.of(rules=replace(RULES, forecast_share=0.0))
