@@ -384,7 +384,7 @@ class SlicewisePolicy:
                 each.usd_per_useful_hour,
                 terms.min_slices,
                 terms.max_slices,
-                (terms.correlation_group or name) if terms.is_revocable else None,
+                terms.lost_with,
                 each.outages_per_hour,
                 each.lead_s / 3600,
             )

@@ -190,9 +190,14 @@ def compare(
 
 
 def yardsticks_of(
-    run_setup: PreparedRun, on_progress: Callable[[float], None] | None = None
+    run_setup: PreparedRun,
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    floor_ratio: float = 0.0,
 ) -> Yardsticks:
     """The yardsticks of a run. Plans with hindsight are simulated until one keeps the level.
+
+    They keep a floor of `floor_ratio`, as `HindsightProblem` says.
 
     Raises:
         HindsightError: the solver gave up.
@@ -200,7 +205,8 @@ def yardsticks_of(
     """
     least_usd = lower_bound_of(run_setup)
     for margin in _MARGINS:
-        policy = HindsightPolicy(run_setup.terms, hindsight_of(run_setup, margin))
+        known = hindsight_of(run_setup, margin, floor_ratio=floor_ratio)
+        policy = HindsightPolicy(run_setup.terms, known)
         outcome = simulate(setup_of(run_setup), policy, on_progress)
         if outcome.service.slo_ratio >= SERVICE_LEVEL:
             return Yardsticks(least_usd, margin, outcome.cost.total_usd, outcome.service.slo_ratio)

@@ -6,7 +6,7 @@ from autoscaling.simulator.policies import SLICEWISE
 from benchmarks.policies.batches import WINDOWS_S
 from benchmarks.policies.cases import REPORTING, SCALE, TWO_DAYS
 from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
-from benchmarks.policies.jobs import HEADLINE, HINDSIGHT
+from benchmarks.policies.jobs import DROUGHT, HEADLINE, HINDSIGHT, SAFE_HINDSIGHT
 
 _SEED = 1
 Row = tuple[str, str, str]
@@ -66,8 +66,12 @@ def _equal_service(table: Table) -> Row:
 
 def _drought(table: Table) -> Row:
     aim = "`spot-drought`: at most 1.4 of the plan with hindsight"
-    over = table.ratios("spot-drought", SLICEWISE, HINDSIGHT)
-    return _unknown(aim) if over is None else _row(aim, f"{over.mean:.2f}", is_met=over.mean <= 1.4)
+    over = table.ratios(DROUGHT, SLICEWISE, HINDSIGHT)
+    if over is None:
+        return _unknown(aim)
+    safe = table.ratios(DROUGHT, SLICEWISE, SAFE_HINDSIGHT)
+    beside = "" if safe is None else f" ({safe.mean:.2f} of the one that keeps our floor)"
+    return _row(aim, f"{over.mean:.2f}{beside}", is_met=over.mean <= 1.4)
 
 
 def _batches(table: Table, case: str, world: str) -> Row:

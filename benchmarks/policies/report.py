@@ -14,7 +14,14 @@ from benchmarks.policies.batches import WINDOWS_S
 from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING, TWO_DAYS
 from benchmarks.policies.curves import drawn
 from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
-from benchmarks.policies.jobs import HEADLINE, HINDSIGHT, IN_WORLDS, LOWER_BOUND, parts
+from benchmarks.policies.jobs import (
+    HEADLINE,
+    HINDSIGHT,
+    IN_WORLDS,
+    LOWER_BOUND,
+    SAFE_HINDSIGHT,
+    parts,
+)
 from benchmarks.policies.records import PolicyRecord, PolicyResults, read_results
 from benchmarks.policies.worlds import AS_BELIEVED, WORLDS
 
@@ -97,7 +104,7 @@ def _case(table: Table, case: str) -> str:
 
 
 def _case_rows(table: Table, case: str) -> Iterator[Sequence[str]]:
-    for name in (*POLICIES, HINDSIGHT, LOWER_BOUND):
+    for name in (*POLICIES, HINDSIGHT, SAFE_HINDSIGHT, LOWER_BOUND):
         seeds = table.seeds(case, name)
         cost = table.spread(case, name, lambda each: each.cost_usd)
         if not seeds:

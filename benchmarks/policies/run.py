@@ -11,7 +11,7 @@ from autoscaling.simulator.policies import make_policy
 from autoscaling.simulator.run import simulate
 from benchmarks.policies.batches import cost_on_spot
 from benchmarks.policies.cases import prepared_case
-from benchmarks.policies.jobs import HINDSIGHT, LOWER_BOUND, Job
+from benchmarks.policies.jobs import HINDSIGHT, LOWER_BOUND, SAFE_HINDSIGHT, Job
 from benchmarks.policies.records import PolicyRecord
 from benchmarks.policies.worlds import Situation, situation
 
@@ -35,8 +35,9 @@ class Runner:
         began_s = time.perf_counter()
         if job.policy == LOWER_BOUND:
             return self._record(job, lower_bound_of(where.run), began_s)
-        if job.policy == HINDSIGHT:
-            known = yardsticks_of(where.run)
+        if job.policy in (HINDSIGHT, SAFE_HINDSIGHT):
+            floor_ratio = where.run.rules.floor_ratio if job.policy == SAFE_HINDSIGHT else 0.0
+            known = yardsticks_of(where.run, floor_ratio=floor_ratio)
             return self._record(job, known.cost_usd, began_s, slo_ratio=known.slo_ratio)
         policy = make_policy(where.believed, job.policy, job.value)
         outcome = simulate(where.setup, policy)

@@ -90,6 +90,11 @@ class ComputeClass:
             raise ValueError(msg)
 
     @property
+    def lost_with(self) -> str | None:
+        """What is lost together with it, itself if nothing else; `None`: it is not revocable."""
+        return (self.correlation_group or self.name) if self.is_revocable else None
+
+    @property
     def price(self) -> float:
         """The cost of a slice in USD per hour.
 

@@ -7,13 +7,15 @@ interval and class, how many slices are ready and how many start, at the least c
     subject to  sum over c of ready[c,k] + short[k] >= demand[k]
                 started[c,k] >= ready[c,k] - ready[c,k-1]
                 ready[c,k] + what starts within load_s after k <= capacity[c,k]
+                sum over c not in g of ready[c,k] + short[k] >= floor[k]   for each group g
 
-`short` is demand that no class can carry; it costs so much that it is the last resort. Prepaid
-slices cost the same used or not. Slices are whole, loading is rounded up to intervals, and of each
-interval the least capacity counts (HiGHS). The plan is one that could have been followed. It is no
-lower bound: a policy that carries work over, or needs less than `demand`, may cost less
-(`lower_bound`). It knows neither of losses within a class's capacity, nor of provisioning (slices
-are asked for ahead of time), nor of queueing. Pure.
+`short` is demand that no class can carry; it costs so much that it is the last resort. `floor`, if
+there is one, is left whichever group of revocable classes is lost, though none is that is not known
+of. Prepaid slices cost the same used or not. Slices are whole, loading is rounded up to intervals,
+and of each interval the least capacity counts (HiGHS). The plan is one that could have been
+followed. It is no lower bound: a policy that carries work over, or needs less than `demand`, may
+cost less (`lower_bound`). It knows neither of losses within a class's capacity, nor of provisioning
+(slices are asked for ahead of time), nor of queueing. Pure.
 """
 
 import math
@@ -43,7 +45,8 @@ class HindsightProblem:
     """What is known. `demand` is in slices per interval, and `capacity`, by class name, too.
 
     `initial` are the slices that are ready when the run begins, by class: others are ready only
-    once they could have come. `None`: slices may have been ordered before the run.
+    once they could have come. `None`: slices may have been ordered before the run. The floor is
+    `floor_ratio` of the demand, in whole slices.
     """
 
     interval_s: float
@@ -51,6 +54,7 @@ class HindsightProblem:
     terms: tuple[ComputeClass, ...]
     capacity: Mapping[str, NDArray[np.int64]]
     initial: Mapping[str, int] | None = None
+    floor_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,8 @@ def _solve(problem: HindsightProblem, *, time_limit_s: float) -> _Solution:
         integrality=integrality,
         bounds=Bounds(lower, upper),
         constraints=[
-            LinearConstraint(_coverage(num_classes, num_intervals), problem.demand, np.inf),
+            LinearConstraint(_coverage(problem, problem.terms), problem.demand, np.inf),
+            *_floors(problem),
             LinearConstraint(_starts(num_classes, num_intervals), -np.inf, _before(problem)),
             LinearConstraint(_holding(problem), -np.inf, most.ravel()),
         ],
@@ -210,14 +215,32 @@ def _initial(problem: HindsightProblem, terms: ComputeClass) -> int:
     return 0 if problem.initial is None else problem.initial.get(terms.name, 0)
 
 
-def _coverage(num_classes: int, num_intervals: int) -> csr_matrix:
-    """Builds the rows k: ready of every class, and what is short."""
+def _coverage(problem: HindsightProblem, terms: Sequence[ComputeClass]) -> csr_matrix:
+    """Builds the rows k: ready of these classes, and what is short."""
+    num_classes, num_intervals = len(problem.terms), len(problem.demand)
     block, k = num_classes * num_intervals, np.arange(num_intervals)
-    columns = [c * num_intervals + k for c in range(num_classes)] + [2 * block + k]
-    rows = np.tile(k, num_classes + 1)
+    places = [place for place, each in enumerate(problem.terms) if each in terms]
+    columns = [place * num_intervals + k for place in places] + [2 * block + k]
+    rows = np.tile(k, len(places) + 1)
     ones = np.ones(len(rows))
     shape = (num_intervals, 2 * block + num_intervals)
     return coo_matrix((ones, (rows, np.concatenate(columns))), shape=shape).tocsr()
+
+
+def _floors(problem: HindsightProblem) -> list[LinearConstraint]:
+    """Builds for each group the rows k: ready of every class outside of it, and what is short."""
+    if not problem.floor_ratio:
+        return []
+    floor = np.ceil(problem.floor_ratio * problem.demand)
+    groups = {each.lost_with for each in problem.terms if each.lost_with is not None}
+    return [
+        LinearConstraint(
+            _coverage(problem, [each for each in problem.terms if each.lost_with != group]),
+            floor,
+            np.inf,
+        )
+        for group in sorted(groups)
+    ]
 
 
 def _starts(num_classes: int, num_intervals: int) -> csr_matrix:

@@ -49,8 +49,10 @@ def lower_bound_of(run_setup: PreparedRun) -> float:
     return lower_bound_usd(work, run_setup.terms, most)
 
 
-def hindsight_of(run_setup: PreparedRun, margin: float = 1.0) -> HindsightPlan:
-    """The plan with hindsight of this run, for `margin` times the demand.
+def hindsight_of(
+    run_setup: PreparedRun, margin: float = 1.0, *, floor_ratio: float = 0.0
+) -> HindsightPlan:
+    """The plan with hindsight of this run, for `margin` times the demand; see `HindsightProblem`.
 
     With a margin of 1 the work is carried, but slices have nothing to spare for the bursts within
     a minute: in a simulation such a plan misses objectives.
@@ -79,5 +81,6 @@ def hindsight_of(run_setup: PreparedRun, margin: float = 1.0) -> HindsightPlan:
             run_setup.terms,
             capacity,
             run_setup.scenario.initial_slices,
+            floor_ratio,
         )
     )

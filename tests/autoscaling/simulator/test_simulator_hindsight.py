@@ -1,6 +1,7 @@
 """The plan with hindsight on cases that are solved by hand, and followed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,13 +33,18 @@ def solve(
     terms: Sequence[ComputeClass],
     capacity: Mapping[str, Sequence[int]] | None = None,
     interval_s: float = HOUR_S,
+    *,
+    floor_ratio: float = 0.0,
 ) -> HindsightPlan:
     given_capacity = capacity or {}
     had = {
         each.name: np.array(given_capacity.get(each.name, [each.max_slices] * len(demand)))
         for each in terms
     }
-    return plan_with_hindsight(HindsightProblem(interval_s, np.array(demand), tuple(terms), had))
+    problem = HindsightProblem(
+        interval_s, np.array(demand), tuple(terms), had, floor_ratio=floor_ratio
+    )
+    return plan_with_hindsight(problem)
 
 
 def on_demand(usd: float = 10.0, **terms: float) -> ComputeClass:
@@ -75,6 +81,26 @@ def test_spot_is_taken_while_there_is_any_and_the_rest_on_demand() -> None:
     assert known.ready["spot"].tolist() == [4, 1, 4]
     assert known.ready["od"].tolist() == [0, 3, 0]
     assert known.cost_usd == pytest.approx(3 * 9 + 10 * 3)
+
+
+def test_floor_is_left_whichever_group_is_lost() -> None:
+    """Of three slices two, in whole ones: half of them."""
+    dear = solve([3, 4], [spot(), on_demand()], floor_ratio=0.5)
+    assert dear.ready["spot"].tolist() == [1, 2]
+    assert dear.ready["od"].tolist() == [2, 2]
+
+    zones = [
+        ComputeClass(name, usd, is_revocable=True, load_s=0.0)
+        for name, usd in {"spot-a": 3.0, "spot-b": 4.0}.items()
+    ]
+    spread = solve([4], [*zones, on_demand()], floor_ratio=0.5)
+    assert {name: slices.tolist() for name, slices in spread.ready.items()} == {
+        "spot-a": [2],
+        "spot-b": [2],
+        "od": [0],
+    }
+    of_one_zone = [replace(each, correlation_group="a") for each in zones]
+    assert solve([4], [*of_one_zone, on_demand()], floor_ratio=0.5).ready["od"].tolist() == [2]
 
 
 def test_slice_that_loads_needs_capacity_before_it_is_ready() -> None:

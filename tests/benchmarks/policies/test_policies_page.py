@@ -65,7 +65,7 @@ def test_what_is_compared_is_of_one_commit_and_of_jobs_that_there_are() -> None:
 
 
 def test_new_records_take_the_place_of_what_they_are_compared_with_and_of_nothing_else() -> None:
-    day, batch = (next(iter(each)) for each in together(parts()))
+    day, batch, _floor = (next(iter(each)) for each in together(parts()))
 
     def of(job: Job, commit: str) -> PolicyRecord:
         return PolicyRecord(*job, commit=commit, cost_usd=1.0)
