@@ -208,8 +208,10 @@ def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> fl
     """Returns the share of the law that an engine could carry at the planned pace, by its steps.
 
     Its steps are so many times as long as the law has them for what is in them. By a law with all
-    coefficients so many times as large it carries that. `None` where too little is in its steps to
-    say, or even an idle engine so slow would not keep to the objective.
+    coefficients so many times as large it carries that. Where steps are longer than by the law, it
+    may be that only what is in them takes longer: that carries less, and as little is what counts.
+    `None` where too little is in its steps to say, or even an idle engine so slow would not keep to
+    the objective.
     """
     if rate.step_s <= 0:
         return None
@@ -226,7 +228,10 @@ def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> fl
     by_law = profile.max_requests_per_s(*tokens, planned_s)
     if at_pace <= 0 or by_law <= 0:
         return None
-    return min(_bounded(at_pace / by_law), _MOST_BY_PACE)
+    factor = at_pace / by_law
+    if times > 1:
+        factor = min(factor, work_s / (rate.step_s - profile.base_s))
+    return min(_bounded(factor), _MOST_BY_PACE)
 
 
 def _is_room_short(

@@ -38,6 +38,7 @@ ONE_HOST = {"generation": "v6e", "topology": "2x2"}
 TWO_HOSTS = {"generation": "v6e", "topology": "2x4", "chips_per_host": CHIPS_PER_HOST}
 # The streams that a kill has to hit: long enough to be under way, whatever the machine does else.
 NUM_KILLED_TOKENS = 96
+NUM_ATTEMPTS = 3
 # Limits of a machine with much other work; alone a start takes about one minute.
 START_S = 900.0
 RETURN_S = 240.0
@@ -195,9 +196,10 @@ def check_placement(running: RunningApplication, evidence: Evidence, what: str) 
 def kill_under_streams(
     running: RunningApplication, models: TinyModels, model: str, kill: Callable[[], None]
 ) -> int:
-    """Long streams, a kill once all are under way; equal to the undisturbed ones. How many.
+    """Long streams, a kill once half are under way; equal to the undisturbed ones. How many.
 
-    Every second one asks for the log-probability of each chosen token.
+    Every second one asks for the log-probability of each chosen token. A busy machine's client may
+    read what was written long ago, so that a kill comes too late: it is tried again.
     """
     prompts = models.prompts[model]
     requests = [
@@ -208,7 +210,21 @@ def kill_under_streams(
     assert [each[:NUM_NEW_TOKENS] for each in outputs(undisturbed)] == models.expected[model]
     given = [len(answer.choices[0].logprobs) for answer in undisturbed]
     assert given == [NUM_KILLED_TOKENS if number % 2 else 0 for number in range(len(prompts))]
-    before = running.fleet()["models"][0]["resumes"]
+    for _ in range(NUM_ATTEMPTS):
+        before = running.fleet()["models"][0]["resumes"]
+        answers = asyncio.run(_killed_streams(running, requests, kill))
+        assert outputs(answers) == outputs(undisturbed)
+        pairs = zip(answers, undisturbed, strict=True)
+        assert [one.same_as(other) for one, other in pairs] == [True] * len(requests)
+        if running.fleet()["models"][0]["resumes"] > before:
+            return len(requests)
+        running.wait_fleet(lambda fleet: linked_engines(fleet) == {model: 2}, RETURN_S)
+    pytest.fail("the streams had ended each time before they were seen to begin")
+
+
+async def _killed_streams(
+    running: RunningApplication, requests: list[Request], kill: Callable[[], None]
+) -> list[Answer]:
     begun: set[int] = set()
     kills: list[Future[None]] = []
     with ThreadPoolExecutor(1) as elsewhere:
@@ -216,18 +232,14 @@ def kill_under_streams(
         def on_chunk(number: int, answer: Answer) -> None:
             if answer.num_tokens >= 3:
                 begun.add(number)
-            if not kills and len(begun) == len(requests):
+            if not kills and 2 * len(begun) >= len(requests):
                 # The command is answered in an event loop of its own.
                 kills.append(elsewhere.submit(kill))
 
-        answers = asyncio.run(stream_all(running.base_url, requests, on_chunk))
+        answers = await stream_all(running.base_url, requests, on_chunk)
     assert kills
     kills[0].result()
-    assert outputs(answers) == outputs(undisturbed)
-    pairs = zip(answers, undisturbed, strict=True)
-    assert [one.same_as(other) for one, other in pairs] == [True] * len(requests)
-    assert running.fleet()["models"][0]["resumes"] > before, "the kill hit no stream"
-    return len(requests)
+    return answers
 
 
 @pytest.mark.quick
@@ -314,12 +326,11 @@ def test_field_that_ends_such_an_engine_is_400(one_host: RunningApplication) -> 
 
 def kill_busiest_core(running: RunningApplication) -> None:
     """Kills the core of the engine with most requests: the other one may have none at all."""
+    cores = {each.environ()["TPU_NAME"]: each for each in running.processes(Role.ENGINE_CORE)}
     fleet = running.fleet()
     busiest = max(fleet["models"][0]["engines"], key=lambda engine: engine["in_flight"])
     (held,) = (row for row in fleet["slices"] if row["replica_id"] == busiest["replica_id"])
-    cores = running.processes(Role.ENGINE_CORE)
-    (core,) = (each for each in cores if each.environ()["TPU_NAME"] == held["name"])
-    core.kill()
+    cores[held["name"]].kill()
 
 
 @pytest.mark.quick
