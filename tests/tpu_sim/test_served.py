@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(1500)]
 CHIPS_PER_HOST = 4
 ONE_HOST = {"generation": "v6e", "topology": "2x2"}
 TWO_HOSTS = {"generation": "v6e", "topology": "2x4", "chips_per_host": CHIPS_PER_HOST}
-# The streams that a kill has to hit: long enough to be under way, whatever the machine does else.
+# The streams that a kill has to hit, nearly as long as the models allow; and how often it is tried.
 NUM_KILLED_TOKENS = 96
 NUM_ATTEMPTS = 3
 # Limits of a machine with much other work; alone a start takes about one minute.
@@ -211,15 +211,23 @@ def kill_under_streams(
     given = [len(answer.choices[0].logprobs) for answer in undisturbed]
     assert given == [NUM_KILLED_TOKENS if number % 2 else 0 for number in range(len(prompts))]
     for _ in range(NUM_ATTEMPTS):
-        before = running.fleet()["models"][0]["resumes"]
+        fleet = running.fleet()
+        before, ids = fleet["models"][0]["resumes"], engine_ids(fleet)
         answers = asyncio.run(_killed_streams(running, requests, kill))
         assert outputs(answers) == outputs(undisturbed)
         pairs = zip(answers, undisturbed, strict=True)
         assert [one.same_as(other) for one, other in pairs] == [True] * len(requests)
         if running.fleet()["models"][0]["resumes"] > before:
             return len(requests)
-        running.wait_fleet(lambda fleet: linked_engines(fleet) == {model: 2}, RETURN_S)
+        wait_replaced(running, model, ids)
     pytest.fail("the streams had ended each time before they were seen to begin")
+
+
+def wait_replaced(running: RunningApplication, model: str, ids: set[str]) -> None:
+    """Waits until another engine has come for the one of two that was killed."""
+    running.wait_fleet(
+        lambda fleet: linked_engines(fleet) == {model: 2} and engine_ids(fleet) != ids, RETURN_S
+    )
 
 
 async def _killed_streams(
@@ -345,9 +353,7 @@ def test_streams_survive_the_end_of_an_engine(
         "the undisturbed streams",
         num_equal,
     )
-    one_host.wait_fleet(
-        lambda fleet: linked_engines(fleet) == {QWEN3: 2} and engine_ids(fleet) != before, RETURN_S
-    )
+    wait_replaced(one_host, QWEN3, before)
 
 
 def test_programs_of_one_application_are_found_by_the_next(
