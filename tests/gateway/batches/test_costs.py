@@ -200,7 +200,11 @@ class LedgerOfStage:
 
 @pytest.mark.imports_vllm
 async def test_batches_cost_what_their_tenant_was_charged(tmp_path: Path) -> None:
-    """Through edge, links and engines: all requests of the tenant are lines of two batches."""
+    """Through edge, links and engines: all requests of the tenant are lines of two batches.
+
+    They run for several reports of an engine, of which there is one a second: of a batch that comes
+    and goes between two, the ledger knows nothing.
+    """
     async with stage_for(NO_TRACER, num_engines=2) as stage:
         kept = LedgerOfStage(stage)
         keeping = asyncio.create_task(kept.run())
@@ -208,7 +212,7 @@ async def test_batches_cost_what_their_tenant_was_charged(tmp_path: Path) -> Non
         prices = BatchPrices(kept.ledger.batch, {"spot": 3.6}, settled_s=6.0)
         gateway.lane.start(gateway.edge.answer_line, prices)
         async with asyncio.timeout(DEADLINE_S), gateway.client() as client:
-            ids = [await begin(client, completions(40), endpoint=PATH) for _ in range(2)]
+            ids = [await begin(client, completions(40, 240), endpoint=PATH) for _ in range(2)]
             batches = [await ended(client, batch_id) for batch_id in ids]
         await gateway.lane.close()
         keeping.cancel()

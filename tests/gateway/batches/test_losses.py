@@ -35,13 +35,13 @@ LEASE_S = 1.0
 DEADLINE_S = 120.0
 
 
-def completions(num_lines: int) -> bytes:
+def completions(num_lines: int, num_tokens: int = NUM_TOKENS) -> bytes:
     lines = (
         {
             "custom_id": f"line-{number}",
             "method": "POST",
             "url": PATH,
-            "body": {"model": "demo", "prompt": [70 + number], "max_tokens": NUM_TOKENS},
+            "body": {"model": "demo", "prompt": [70 + number], "max_tokens": num_tokens},
         }
         for number in range(num_lines)
     )
