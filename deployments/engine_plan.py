@@ -21,7 +21,7 @@ from serving.config.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
 from serving.tpu.model_facts import ModelFactsError, model_facts
-from serving.tpu.plan import EnginePlan, describe_slice, plan_engine
+from serving.tpu.plan import Division, EnginePlan, describe_slice, plan_engine
 from serving.tpu.published import PublishedFigure, Recipe, published_for, recipe_for
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
@@ -113,11 +113,12 @@ def plan_deployment(
     assert deployment.slice is not None
     requirements = EngineRequirements(
         model=model.source,
-        shape=deployment.slice.shape,
+        shape=deployment.slice.engine_shape,
         args=model.engine_args,
         env=model.engine_env,
         compile_cache=None if model.compile_cache is None else model.compile_cache.local_dir,
         num_slices=deployment.slice.num_slices,
+        num_engines=deployment.slice.num_engines,
     )
     raw = find_model_config(model.source, facts_folders)
     return plan_engine(requirements, None if raw is None else model_facts(raw), model.name)
@@ -140,6 +141,9 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
     yield f"    requests  {', '.join(map(str, settings.request_buckets))}"
     yield from _memory_lines(plan)
     yield from _published_lines(plan)
+    if plan.divisions:
+        yield "  engines that could share the slice (num_engines): expected, not measured"
+        yield from map(_division_line, plan.divisions)
     if settings.notes:
         yield "  notes"
         yield from (f"    {note}" for note in settings.notes)
@@ -164,6 +168,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
         "complaints": () if budget is None else budget.complaints,
         "doubts": () if budget is None else budget.doubts,
         "advice": plan.advice,
+        "divisions": [asdict(each) for each in plan.divisions],
         "recipe": recipe if isinstance(recipe, str) else asdict(recipe),
         "published": figure if isinstance(figure, str) else asdict(figure),
     }
@@ -171,6 +176,13 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
 
 def _setting_line(setting: Setting) -> str:
     return f"    {f'{setting.name}={_text(setting.value)}':<{_NAME_WIDTH}}  {setting.reason}"
+
+
+def _division_line(division: Division) -> str:
+    part, tokens = division.part, division.cache_tokens
+    chips = f"{part.num_chips} chip{'s' if part.num_chips > 1 else ''}"
+    cache = f"{tokens} tokens in the cache of each, {division.num_engines * tokens} in all"
+    return f"    {division.num_engines} of {chips} ({part.generation} {part.topology}): {cache}"
 
 
 def _memory_lines(plan: EnginePlan) -> Iterator[str]:

@@ -42,7 +42,7 @@ class SliceGroup:
     `terms` are those of the compute class, with the bounds and the price of this shape's slices.
     `wanted_slices` is how many replicas may need at most. `drain_s` is how long before its end a
     slice begins to drain. `spot_shutdown_s` is what is relied on of a spot node's shutdown, GKE's
-    own pods included.
+    own pods included. `num_engines` is the most that share one of the slices.
     """
 
     terms: ComputeClass
@@ -56,6 +56,7 @@ class SliceGroup:
     reservation_project: str | None
     node_labels: Mapping[str, str] = field(hash=False)
     spot_shutdown_s: int
+    num_engines: int = 1
 
     @property
     def name(self) -> str:
@@ -159,6 +160,7 @@ def _group(
         reservation_project=entry.reservation_project,
         node_labels=node_labels(app, first),
         spot_shutdown_s=cluster.spot_shutdown_s,
+        num_engines=max(deployment.num_engines for deployment in deployments),
     )
 
 

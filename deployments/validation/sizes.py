@@ -74,19 +74,20 @@ def model_sizes(folders: Sequence[Path]) -> SizeOf:
 
 def size_problems(folder: Folder, size_of: SizeOf) -> Iterator[Problem]:
     """Yields every model that does not fit on the disk or in the memory of its group's hosts."""
-    for group, model in _models_on_groups(folder):
+    for group, model, num_engines in _models_on_groups(folder):
         size = size_of(model.source)
         if size is not None:
-            yield from _group_problems(folder, group, model, _needs(model, size))
+            needs = _needs(model, size, num_engines)
+            yield from _group_problems(folder, group, model, needs)
 
 
 def unknown_sizes(folder: Folder, size_of: SizeOf) -> list[str]:
     """Returns the sources on TPU hosts of which nothing can be said."""
-    sources = {model.source for _, model in _models_on_groups(folder)}
+    sources = {model.source for _, model, _ in _models_on_groups(folder)}
     return sorted(source for source in sources if size_of(source) is None)
 
 
-def _needs(model: ModelConfig, size: ModelSize) -> HostNeeds:
+def _needs(model: ModelConfig, size: ModelSize, num_engines: int) -> HostNeeds:
     return host_needs(
         model.source,
         model.engine_args,
@@ -94,10 +95,12 @@ def _needs(model: ModelConfig, size: ModelSize) -> HostNeeds:
         size.weights_bytes,
         size.architecture,
         is_mounted=model.source.startswith(f"{DATA_FOLDER}/"),
+        num_engines=num_engines,
     )
 
 
-def _models_on_groups(folder: Folder) -> Iterator[tuple[FoundGroup, ModelConfig]]:
+def _models_on_groups(folder: Folder) -> Iterator[tuple[FoundGroup, ModelConfig, int]]:
+    """Yields each model with a group that it may run on, and its engines on one host there."""
     for manifest, path, cluster in ray_clusters(folder):
         app = application_of(folder, manifest)
         if app is None:
@@ -105,13 +108,15 @@ def _models_on_groups(folder: Folder) -> Iterator[tuple[FoundGroup, ModelConfig]
         for group in slice_groups_in(manifest, path, cluster):
             hosts = hosts_of(group)
             for model in app.models:
-                specs = [slice_spec(app, model, each) for each in model.deployments]
-                if model.is_on_tpu and any(
-                    match_slices(find_slices(hosts), slice_request(spec)).free
-                    for spec in specs
-                    if spec is not None
-                ):
-                    yield group, model
+                found = [
+                    each.slice.engines_per_host
+                    for each in model.deployments
+                    if each.slice is not None
+                    and (spec := slice_spec(app, model, each)) is not None
+                    and match_slices(find_slices(hosts), slice_request(spec)).free
+                ]
+                if model.is_on_tpu and found:
+                    yield group, model, max(found)
 
 
 def _group_problems(

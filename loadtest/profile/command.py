@@ -21,7 +21,7 @@ def profile_command(
     input_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = 512,
     output_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 128,
     seconds: Annotated[float, typer.Option(help="How long each load is judged.")] = 20.0,
-    most_users: Annotated[int, typer.Option(help="Most streams of one slice for the law.")] = 64,
+    most_users: Annotated[int, typer.Option(help="Most streams of one engine for the law.")] = 64,
     max_num_seqs: Annotated[int, typer.Option(help="The engine's own limit of sequences.")] = 256,
     slices: Annotated[
         int | None, typer.Option(help="Slices that serve it; asked of /fleet if left out.")
@@ -59,6 +59,7 @@ def profile_command(
             topology=next((row["topology"] for row in ready), None),
             load_s=measure.load_seconds(ready),
             max_num_seqs=max_num_seqs,
+            num_engines=next((row.get("num_engines", 1) for row in ready), 1),
         )
         bench = LoadTestBench(
             url=url,

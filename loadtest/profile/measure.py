@@ -67,7 +67,10 @@ class ProfileFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The measured model on `num_slices` equal slices, and what is known of them."""
+    """The measured model on `num_slices` equal slices, and what is known of them.
+
+    Each is shared by `num_engines`, which are measured together; `max_num_seqs` is for one engine.
+    """
 
     model: str
     engine: str
@@ -76,6 +79,12 @@ class Subject:
     topology: str | None
     load_s: float
     max_num_seqs: int
+    num_engines: int = 1
+
+    @property
+    def all_engines(self) -> int:
+        """The number of engines on all slices."""
+        return self.num_slices * self.num_engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +98,17 @@ class Measured:
     predicted_per_s: float
 
 
-def law_loads(lengths: RequestLengths, num_slices: int, most_users: int) -> list[ClosedLoad]:
+def law_loads(lengths: RequestLengths, num_engines: int, most_users: int) -> list[ClosedLoad]:
     """The loads that separate the coefficients: many with short prompts, few with long ones.
 
-    `most_users` is for one slice; the gateway spreads users evenly over `num_slices`.
+    `most_users` is for one engine; the gateway spreads users evenly over `num_engines`.
     """
     short = RequestLengths(16, max(64, lengths.output_tokens))
     users = [count for count in (1, 4, 16, 64, 256) if count <= most_users]
-    loads = [ClosedLoad(count * num_slices, short) for count in users]
+    loads = [ClosedLoad(count * num_engines, short) for count in users]
     heavy = RequestLengths(max(1024, 2 * lengths.input_tokens), 32)
-    loads += [ClosedLoad(count * num_slices, heavy) for count in (2, 8) if count <= most_users]
-    return [*loads, ClosedLoad(min(16, most_users) * num_slices, lengths)]
+    loads += [ClosedLoad(count * num_engines, heavy) for count in (2, 8) if count <= most_users]
+    return [*loads, ClosedLoad(min(16, most_users) * num_engines, lengths)]
 
 
 def measure_slice(
@@ -120,11 +129,11 @@ def measure_slice(
     """
     states = []
     floors = []
-    for load in law_loads(lengths, subject.num_slices, most_users):
+    for load in law_loads(lengths, subject.all_engines, most_users):
         card = bench.run(load)
-        state = steady_state(card, subject.num_slices)
+        state = steady_state(card, subject.all_engines)
         states.append(state)
-        if load.num_users == subject.num_slices and card.ttft_s.p50 is not None:
+        if load.num_users == subject.all_engines and card.ttft_s.p50 is not None:
             floors.append(card.ttft_s.p50 - state.step_s)
         show(
             f"{load.num_users} users, {load.lengths.input_tokens} in, "
@@ -146,7 +155,7 @@ def measure_slice(
         # The caller knows the day, and what came of the search.
         measured_on="",
         source="law only",
-    )
+    ).of_slice(subject.num_engines)
     predicted = profile.max_requests_per_s(
         lengths.input_tokens, lengths.output_tokens, objective.tpot_s
     )
@@ -186,8 +195,8 @@ def describe_source(
     return f"slicewise profile at {at}: {measured.sustained_per_s:.2f} requests/s sustained; {law}"
 
 
-def steady_state(card: Scorecard, num_slices: int) -> SteadyState:
-    """Returns what the scorecard of a steady load shows of one slice.
+def steady_state(card: Scorecard, num_engines: int) -> SteadyState:
+    """Returns what the scorecard of a steady load shows of one engine of so many.
 
     A step gives each running sequence one token: tokens per second times the step's length are the
     sequences that run.
@@ -205,8 +214,8 @@ def steady_state(card: Scorecard, num_slices: int) -> SteadyState:
     known = card.tokens.planned_input if card.tokens.input is None else card.tokens.input
     input_tokens = known / card.requests.ok
     return SteadyState(
-        running=tokens_per_s * step_s / num_slices,
-        prompt_tokens_per_s=requests_per_s * input_tokens / num_slices,
+        running=tokens_per_s * step_s / num_engines,
+        prompt_tokens_per_s=requests_per_s * input_tokens / num_engines,
         step_s=step_s,
     )
 

@@ -334,7 +334,7 @@ class AppConfig(_Section):
     def num_cpus(self) -> float:
         """The CPUs that Ray reserves for gateways, engine hosts and control processes, at most."""
         engine_hosts = sum(
-            deployment.most_replicas * deployment.num_hosts * deployment.num_cpus
+            deployment.most_replicas * deployment.num_hosts * deployment.cpus_per_host
             for model in self.models
             for deployment in model.deployments
         )
@@ -352,9 +352,9 @@ class AppConfig(_Section):
 
     @property
     def num_control_processes(self) -> int:
-        """The control processes, at most: one for each engine, the directory, the dashboard."""
-        engines = sum(each.most_replicas for model in self.models for each in model.deployments)
-        return engines + _NUM_OTHER_CONTROL_PROCESSES
+        """The control processes, at most: one for each replica, the directory, the dashboard."""
+        replicas = sum(each.most_replicas for model in self.models for each in model.deployments)
+        return replicas + _NUM_OTHER_CONTROL_PROCESSES
 
     @property
     def num_chips(self) -> int:

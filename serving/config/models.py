@@ -102,17 +102,17 @@ class DeploymentConfig(_Section):
     compute_class: ComputeClassName
     """Where the slices come from, by the name of the GKE ComputeClass; once per model."""
     slice: SliceConfig | None = None
-    """The slice of each engine; none is reserved, when left out."""
+    """The slice of each replica; none is reserved, when left out."""
     replicas: Annotated[
         int, Field(ge=0, le=4096, json_schema_extra={"default": "1 or min_replicas"})
     ] = 1
-    """Engines; of a deployment that scales, those it starts with. At least 1 of one that does
-    not."""
+    """Replicas, each with one engine or with as many as share its slice (`num_engines`); of a
+    deployment that scales, those it starts with. At least 1 of one that does not."""
     min_replicas: Annotated[int, Field(ge=0, le=4096)] | None = None
-    """Fewest engines. With `max_replicas` the deployment scales: the application's
+    """Fewest replicas. With `max_replicas` the deployment scales: the application's
     `autoscaling_policy` sets their number."""
     max_replicas: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Most engines of a deployment that scales; with `min_replicas`."""
+    """Most replicas of a deployment that scales; with `min_replicas`."""
     num_cpus: Annotated[float, Field(ge=0, le=1024)] = 0.1
     """CPUs that Ray reserves for each engine host; the engine itself may use more."""
 
@@ -125,18 +125,28 @@ class DeploymentConfig(_Section):
 
     @property
     def is_autoscaled(self) -> bool:
-        """True if a policy sets the number of its engines."""
+        """True if a policy sets the number of its replicas."""
         return self.max_replicas is not None
 
     @property
     def most_replicas(self) -> int:
-        """The most engines it may have."""
+        """The most replicas it may have."""
         return self.replicas if self.max_replicas is None else self.max_replicas
 
     @property
     def num_hosts(self) -> int:
-        """The number of hosts of each engine: those of its slices, 1 without any."""
+        """The number of hosts of each replica: those of its slices, 1 without any."""
         return 1 if self.slice is None else self.slice.num_hosts
+
+    @property
+    def num_engines(self) -> int:
+        """The number of engines of each replica."""
+        return 1 if self.slice is None else self.slice.num_engines
+
+    @property
+    def cpus_per_host(self) -> float:
+        """The CPUs that Ray reserves on each host, for all engines there."""
+        return self.num_cpus * (1 if self.slice is None else self.slice.engines_per_host)
 
 
 class ModelConfig(_Section):
@@ -236,10 +246,10 @@ class ModelConfig(_Section):
 
         By the pace of `paced` ones. Of others nobody has told the pace, so it is assumed.
         """
-        num_engines = sum(deployment.most_replicas for deployment in self.deployments)
+        num_engines = sum(each.most_replicas * each.num_engines for each in self.deployments)
         num_seqs = sum(
-            deployment.most_replicas * self._max_num_seqs(deployment)
-            for deployment in self.deployments
+            each.most_replicas * each.num_engines * self._max_num_seqs(each)
+            for each in self.deployments
         )
         rate, known_from = self._sequence_tokens_per_s()
         engines = "1 engine" if num_engines == 1 else f"{num_engines:,} engines"

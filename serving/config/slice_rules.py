@@ -21,6 +21,7 @@ from serving.domain.topology import (
     SliceShape,
     TopologyError,
     check_parallelism,
+    engine_shape,
     slice_shape,
 )
 from serving.tpu.requirements import EngineRequirements
@@ -42,11 +43,14 @@ def model_slice_problems(path: str, model: Raw) -> Iterator[Problem]:
             shape = slice_shape(str(generation), topology)
             field = "chips_per_host"
             shape = slice_shape(str(generation), topology, _integer(wanted, field))
+            field = "num_engines"
+            shape = engine_shape(shape, _integer(wanted, field) or 1)
         except TopologyError as error:
             value = shown(field, wanted[field])
             yield Problem(f"{at}.{field}", error.complaint, _nearest(error), value)
         else:
             yield from _parallelism_problems(path, model, at, shape)
+            yield from _divided_problems(at, wanted)
 
 
 def tpu_engine_problems(path: str, model: Raw) -> Iterator[Problem]:
@@ -93,6 +97,18 @@ def compute_class_problems(config: Raw, models: Sequence[tuple[int, Raw]]) -> It
     if isinstance(config.get("compute_classes", []), list):
         names = {name for _, name in named if isinstance(name, str)}
         yield from _undeclared_problems(models, names)
+
+
+def _divided_problems(at: str, wanted: Raw) -> Iterator[Problem]:
+    """Yields a slice that is to be divided among engines and joined with others under one."""
+    num_engines = _integer(wanted, "num_engines") or 1
+    if num_engines > 1 and (_integer(wanted, "num_slices") or 1) > 1:
+        yield Problem(
+            f"{at}.num_engines",
+            "num_slices joins slices under one engine",
+            "allowed: 1, or num_slices: 1 and more replicas",
+            shown("num_engines", num_engines),
+        )
 
 
 def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> Iterator[Problem]:
@@ -167,12 +183,13 @@ def _market_problems(path: str, entry: Raw, market: Market) -> Iterator[Problem]
 
 
 def _shape(wanted: Raw) -> SliceShape | None:
-    """Returns the slice that a deployment requests; `None` if no such slice exists."""
+    """Returns what an engine has of the slice that its deployment requests; `None` if nothing."""
     generation, topology = wanted.get("generation"), wanted.get("topology")
     if generation not in tuple(Generation) or not isinstance(topology, str):
         return None
     try:
-        return slice_shape(str(generation), topology, _integer(wanted, "chips_per_host"))
+        shape = slice_shape(str(generation), topology, _integer(wanted, "chips_per_host"))
+        return engine_shape(shape, _integer(wanted, "num_engines") or 1)
     except TopologyError:
         return None
 

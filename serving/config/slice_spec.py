@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from serving.domain.inventory import SliceRequest
 from serving.domain.limits import PROBE_TIMEOUT_S, LinkEncryption
-from serving.domain.topology import SliceShape
+from serving.domain.topology import SliceShape, engine_shape
 from serving.telemetry.process_log import DEFAULT_STYLE, LogStyle
 
 # The folder in which a host's TPU exporter finds what runs on the chips (`--run-dir`).
@@ -32,7 +32,7 @@ class SliceSpec:
     that it is not probed. `cpus_per_host` are reserved on each host for the engine, whose processes
     get `engine_env`. `encryption` is that of links, for the streams from its hosts. `work` is its
     owner, `None` before a replica reports one. `num_slices` of the kind are held together, or none.
-    Times are seconds.
+    Each is divided among `num_engines`. Times are seconds.
     """
 
     compute_class: str
@@ -42,6 +42,7 @@ class SliceSpec:
     max_run_duration_s: float | None = None
     patience_s: float | None = None
     num_slices: int = 1
+    num_engines: int = 1
     probe_timeout_s: float = PROBE_TIMEOUT_S
     cpus_per_host: float = 0.1
     listens_on_loopback: bool = False
@@ -49,6 +50,11 @@ class SliceSpec:
     log_style: LogStyle = DEFAULT_STYLE
     engine_env: Mapping[str, str] = field(default_factory=dict)
     work: Work | None = None
+
+    @property
+    def engine_shape(self) -> SliceShape:
+        """The shape of what one engine has of a slice."""
+        return engine_shape(self.shape, self.num_engines)
 
 
 def slice_request(spec: SliceSpec) -> SliceRequest:

@@ -17,7 +17,7 @@ from serving.domain.compute_class import (
     ComputeClass,
     Market,
 )
-from serving.domain.topology import Generation, SliceShape, slice_shape
+from serving.domain.topology import Generation, SliceShape, engine_shape, slice_shape
 
 # The label by which Ray's nodes report their market. Source: Ray 2.60 `_raylet`, read 2026-11-21.
 MARKET_LABEL = "ray.io/market-type"
@@ -52,7 +52,7 @@ class _Section(BaseModel):
 
 
 class SliceConfig(_Section):
-    """The slice, or the multislice, that each engine of a deployment owns."""
+    """The slice, or the multislice, of each replica: one engine has it, or several have parts."""
 
     generation: Annotated[Generation, Field(strict=False)]
     """Generation of TPU."""
@@ -77,6 +77,10 @@ class SliceConfig(_Section):
     num_slices: Annotated[int, Field(ge=1, le=MAX_SLICES_OF_ENGINE)] = 1
     """Slices of this kind that each engine owns, all of them in one zone and joined over the
     data-centre network. Each holds the whole model; requests are spread over them."""
+    num_engines: Annotated[int, Field(ge=1, le=256)] = 1
+    """Engines on each slice. Each has an equal part of it, whole chips of one host: on one host of
+    8 chips 8 engines of one chip, or 2 of four. They come and go together. Not with
+    `num_slices`."""
 
     @property
     def shape(self) -> SliceShape:
@@ -84,13 +88,23 @@ class SliceConfig(_Section):
         return slice_shape(self.generation, self.topology, self.chips_per_host)
 
     @property
+    def engine_shape(self) -> SliceShape:
+        """The shape of what one engine has of a slice: all of it, or its part."""
+        return engine_shape(self.shape, self.num_engines)
+
+    @property
+    def engines_per_host(self) -> int:
+        """The number of engines on each host, 1 where an engine has several hosts."""
+        return max(1, self.num_engines // self.shape.num_hosts)
+
+    @property
     def num_hosts(self) -> int:
-        """The number of hosts of all slices of one engine."""
+        """The number of hosts of all slices of one replica."""
         return self.num_slices * self.shape.num_hosts
 
     @property
     def num_chips(self) -> int:
-        """The number of chips of all slices of one engine."""
+        """The number of chips of all slices of one replica."""
         return self.num_slices * self.shape.num_chips
 
 

@@ -12,7 +12,9 @@ from serving.config.schema import name_hint, shown
 from serving.config.vllm_args import VllmArgs, kind_of
 from serving.domain.errors import Problem
 
-_ONE_ENGINE = "one engine owns one whole slice; for more engines raise `replicas`"
+_ONE_ENGINE = (
+    "for more engines raise `replicas`, or `num_engines` of the slice, which they then share"
+)
 _HOSTS = "the slice replica spreads the engine over the hosts of its slice"
 _NO_PROMPTS = "Slicewise logs neither prompts nor generated text"
 _EDGE = "the gateway and the Serve proxy are the server; see http_options"

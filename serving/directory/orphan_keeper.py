@@ -18,7 +18,7 @@ from serving.domain.limits import LinkEncryption
 from serving.domain.slice_lifecycle import EndCause
 from serving.domain.slice_records import LEASE_S, RENEWAL_S, Directory, SliceRecord
 from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
-from serving.ownership.actors import ACTOR_PREFIX, is_actor_dead
+from serving.ownership.actors import engine_actor, is_actor_dead
 from serving.ownership.control_client import EngineControl, EngineGoneError, SupersededError
 from serving.ownership.group import GROUP_PREFIX, remove_group
 from serving.ownership.lease import ClaimRefusedError
@@ -75,7 +75,10 @@ class OrphanKeeper:
         orphans = [record for record in records if record.is_orphan and record.has_engine]
         gone = await asyncio.gather(*(self._is_gone(each) for each in orphans))
         for orphan, reason in zip(orphans, gone, strict=True):
-            if reason is not None:
+            if reason is not None and orphan.num_engines > 1:
+                # The others on the slice go with it, and its placement group.
+                await self._end_unwanted(records, orphan, reason, EndCause.UNHEALTHY)
+            elif reason is not None:
                 self._end(records, orphan, EndCause.UNHEALTHY, reason)
         now_s = time.monotonic()
         if now_s - self._started_s < _SETTLING_S:
@@ -91,30 +94,48 @@ class OrphanKeeper:
             if each.is_orphan and each.has_engine and each.replica_id in leave_reasons
         }
         for orphan, reason in unwanted.values():
-            await self._end_unwanted(records, orphan, reason)
+            await self._end_unwanted(records, orphan, reason, EndCause.RELEASED)
         if now_s - self._looked_at_groups_s >= _GROUPS_PERIOD_S:
             self._looked_at_groups_s = now_s
             await self._remove_unknown_groups(now_s)
 
     async def _is_gone(self, orphan: SliceRecord) -> str | None:
-        """Returns why the engine is gone; `None` while its process may live."""
-        assert orphan.control is not None
-        try:
-            await self._control(orphan.control).touch()
-        except EngineGoneError as error:
-            return str(error)
-        except (HandshakeError, LinkClosedError) as error:
-            logger.info("orphan_out_of_reach life=%s reason=%r", orphan.life_id, str(error))
-            if orphan.group_id and await is_actor_dead(f"{ACTOR_PREFIX}{orphan.group_id}"):
-                return "its host is gone"
+        """Returns why an engine is gone; `None` while the processes of all may live."""
+        for number, control in enumerate(_controls(orphan)):
+            try:
+                await self._control(control).touch()
+            except EngineGoneError as error:
+                return str(error)
+            except (HandshakeError, LinkClosedError) as error:
+                logger.info("orphan_out_of_reach life=%s reason=%r", orphan.life_id, str(error))
+                if orphan.group_id and await is_actor_dead(engine_actor(orphan.group_id, number)):
+                    return "its host is gone"
         return None
 
     async def _end_unwanted(
-        self, records: Iterable[SliceRecord], orphan: SliceRecord, reason: str
+        self,
+        records: Iterable[SliceRecord],
+        orphan: SliceRecord,
+        reason: str,
+        cause: EndCause,
     ) -> None:
-        """Drains and ends an engine that nobody is to have any more."""
-        assert orphan.control is not None
-        control = self._control(orphan.control)
+        """Drains and ends the engines of a replica that nobody is to have any more."""
+        first, *others = _controls(orphan)
+        # Who has the first has a right to the others: a replica that takes it over goes before.
+        if not await self._end_engine(orphan, first, reason):
+            return
+        ended = await asyncio.gather(
+            *(self._end_engine(orphan, control, reason) for control in others)
+        )
+        if not all(ended):
+            return
+        if orphan.group_id is not None:
+            await asyncio.to_thread(remove_group, orphan.group_id)
+        self._end(records, orphan, cause, reason)
+
+    async def _end_engine(self, orphan: SliceRecord, address: tuple[str, int], reason: str) -> bool:
+        """Drains and ends one engine; returns whether it has ended."""
+        control = self._control(address)
         try:
             await control.claim()
             await control.drain(reason, DRAIN_GRACE_S, 0.0)
@@ -126,12 +147,10 @@ class OrphanKeeper:
             TimeoutError,
         ) as error:  # fmt: skip
             logger.warning("orphan_not_ended life=%s reason=%r", orphan.life_id, error)
-            return
+            return False
         finally:
             await control.close()
-        if orphan.group_id is not None:
-            await asyncio.to_thread(remove_group, orphan.group_id)
-        self._end(records, orphan, EndCause.RELEASED, reason)
+        return True
 
     def _end(
         self, records: Iterable[SliceRecord], orphan: SliceRecord, cause: EndCause, reason: str
@@ -158,6 +177,13 @@ class OrphanKeeper:
             if now_s - since_s < _UNKNOWN_FOR_S:
                 continue
             # An engine that lives ends by its lease, or is adopted once its replica's note is read.
-            if await is_actor_dead(f"{ACTOR_PREFIX}{group_id}"):
+            if await is_actor_dead(engine_actor(group_id)):
                 logger.warning("group_left_behind name=%r", table[group_id]["name"])
                 await asyncio.to_thread(remove_group, group_id)
+
+
+def _controls(record: SliceRecord) -> list[tuple[str, int]]:
+    """Returns where the engines of a replica are commanded, the first one first."""
+    assert record.control is not None
+    others = (other.control for other in record.others)
+    return [record.control, *(control for control in others if control is not None)]

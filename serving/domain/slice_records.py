@@ -50,12 +50,28 @@ class HostRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """The record of one engine: where its link listens, and where it is commanded.
+
+    `control` is `None` until it is ready to have another owner.
+    """
+
+    engine_id: str
+    address: tuple[str, int]
+    control: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SliceRecord:
     """The record of one slice replica and the slice that it waits for or holds.
 
     A replica whose engine owns a multislice has one record for each slice. They differ in
     `replica_id` and `part`, the place of the slice among them. The first, `part` 0, stands for the
     engine: only it has an `address`.
+
+    A slice that is divided has `num_engines` on it, all of them started together. `engine_id`,
+    `address` and `control` are then those of the first, and `others` are the rest; `engines` has
+    all.
 
     `generation` and `topology` are `None` on a compute class without slices (`local`). `hosts` is
     empty until a slice is reserved, and ordered by worker id. `engine_id` and `address` are `None`
@@ -88,6 +104,25 @@ class SliceRecord:
     group_id: str | None = None
     is_orphan: bool = False
     is_adopted: bool = False
+    num_engines: int = 1
+    others: tuple[EngineRecord, ...] = ()
+
+    @property
+    def engines(self) -> tuple[EngineRecord, ...]:
+        """The engines on the slice, in order; none before they have started.
+
+        Of a multislice only the first slice has any.
+        """
+        if self.engine_id is None or self.address is None:
+            return ()
+        return (EngineRecord(self.engine_id, self.address, self.control), *self.others)
+
+    @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """The ids of the engines on the slice, in order; that of a multislice on its first only."""
+        if self.engine_id is None or not self.has_engine:
+            return ()
+        return (self.engine_id, *(other.engine_id for other in self.others))
 
     @property
     def has_engine(self) -> bool:

@@ -207,6 +207,35 @@ def shapes(generation: str) -> tuple[SliceShape, ...]:
     return tuple(sorted(every, key=lambda shape: (shape.num_chips, _dimensions(shape.topology))))
 
 
+def engine_shape(shape: SliceShape, num_engines: int) -> SliceShape:
+    """Returns the part of a slice that each of `num_engines` on it has, as a slice of its own.
+
+    A part is whole chips of one host, as many as a slice of one host may have: what an engine does
+    on such a slice it does here. One engine has the whole slice.
+
+    Raises:
+        TopologyError: the slice cannot be divided so.
+    """
+    if num_engines == 1:
+        return shape
+    parts = engine_parts(shape)
+    if num_engines in parts:
+        return parts[num_engines]
+    choices = ("1", *(str(count) for count in sorted(parts)))
+    complaint = f"a {shape.generation} {shape.topology} slice has no such number of equal parts"
+    raise TopologyError(complaint, f"{num_engines}", choices)
+
+
+def engine_parts(shape: SliceShape) -> dict[int, SliceShape]:
+    """Returns the part of each of several engines on a slice, by their number, fewest first."""
+    alone = {each.num_chips: each for each in shapes(shape.generation) if each.num_hosts == 1}
+    return {
+        shape.num_chips // num_chips: part
+        for num_chips, part in sorted(alone.items(), reverse=True)
+        if shape.chips_per_host % num_chips == 0 and num_chips < shape.num_chips
+    }
+
+
 def parallelism_choices(shape: SliceShape) -> tuple[tuple[int, int], ...]:
     """Returns every (tensor, pipeline) size that uses the whole slice, fewest stages first.
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from serving.domain.limits import LinkEncryption
 from serving.domain.slice_lifecycle import SliceState
-from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.slice_records import EngineRecord, SliceRecord, Snapshot
 from serving.link.client import ClientLimits, LinkCallbacks, LinkClient
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.link.heartbeat import HeartbeatConfig
@@ -74,6 +74,7 @@ class _Member:
     """The state of one engine that the directory lists, or listed, and of the link to it."""
 
     record: SliceRecord
+    engine: EngineRecord
     is_listed: bool = True
     task: asyncio.Task[None] | None = None
     # Where its engine has been added; `None` while it is not linked.
@@ -84,8 +85,8 @@ class _Member:
     def drain(self, notice: Draining) -> None:
         """Passes on that the engine drains."""
         self.draining = notice
-        if self.fleet is not None and self.record.engine_id is not None:
-            self.fleet.drain_engine(self.record.engine_id, notice.reason, notice.grace_s)
+        if self.fleet is not None:
+            self.fleet.drain_engine(self.engine.engine_id, notice.reason, notice.grace_s)
 
 
 class Membership:
@@ -115,14 +116,15 @@ class Membership:
         """Starts links to new engines of a snapshot, and notes which are no longer listed."""
         self.snapshot = snapshot
         listed = {
-            record.engine_id: record
+            engine.engine_id: (record, engine)
             for record in snapshot.records
-            if record.engine_id is not None and record.has_engine and record.model in self._models
+            if record.model in self._models
+            for engine in record.engines
         }
-        for engine_id, record in listed.items():
+        for engine_id, (record, engine) in listed.items():
             member = self._members.get(engine_id)
             if member is None:
-                member = self._members[engine_id] = _Member(record)
+                member = self._members[engine_id] = _Member(record, engine)
                 member.task = asyncio.create_task(
                     self._keep_linked(member), name=f"link-{engine_id}"
                 )
@@ -143,20 +145,15 @@ class Membership:
         self._members.clear()
 
     async def _keep_linked(self, member: _Member) -> None:
-        record = member.record
-        engine_id, address = record.engine_id, record.address
-        if engine_id is None or address is None:
-            return
+        engine_id = member.engine.engine_id
         try:
             while member.is_listed:
-                delay_s = await self._run_link(member, record.model, engine_id, address)
+                delay_s = await self._run_link(member, engine_id, member.engine.address)
                 await asyncio.sleep(delay_s)
         finally:
             self._members.pop(engine_id, None)
 
-    async def _run_link(
-        self, member: _Member, model: str, engine_id: str, address: tuple[str, int]
-    ) -> float:
+    async def _run_link(self, member: _Member, engine_id: str, address: tuple[str, int]) -> float:
         """Keeps one link from its opening to its end; returns the seconds to the next attempt."""
         ended = asyncio.Event()
 
@@ -187,7 +184,7 @@ class Membership:
             if client.engine_id != engine_id:
                 # The port was taken over by another engine; the directory will list it.
                 return _REFUSED_RETRY_S
-            served = self._models.get(model)
+            served = self._models.get(member.record.model)
             if served is None:
                 return _REFUSED_RETRY_S  # the model is no longer served
             try:

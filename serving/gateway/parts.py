@@ -468,9 +468,11 @@ def _link_settings(link: LinkConfig, gateway_id: str) -> LinkSettings:
     )
 
 
-def _slice_names(records: Iterable[SliceRecord]) -> dict[str | None, str | None]:
+def _slice_names(records: Iterable[SliceRecord]) -> dict[str, str | None]:
     """Returns the slice of each engine by its id; for a multislice the first, where its host is."""
-    return {record.engine_id: record.life.slice_name for record in records if record.has_engine}
+    return {
+        engine_id: record.life.slice_name for record in records for engine_id in record.engine_ids
+    }
 
 
 def _raw_models(config: AppConfig) -> tuple[dict[str, Any], ...]:

@@ -283,7 +283,10 @@ class ServedModel:
         return load_of(dispatchers, self._queue, time.monotonic())
 
     def engine_rates(self) -> list[EngineRate]:
-        """Returns what the engines do that this gateway shows, as of now; call it now and then."""
+        """Returns what the engines do that this gateway shows, as of now; call it now and then.
+
+        An engine that has a part of a slice is told of as if all on that slice did what it does.
+        """
         engines = (
             (
                 engine.engine_id,
@@ -296,7 +299,11 @@ class ServedModel:
             and (stats := engine.link.stats.engine_stats) is not None
             and stats.is_yours
         )
-        return self._engine_work.look(time.monotonic(), engines)
+        parts = {each.compute_class: each.num_engines for each in self._config.deployments}
+        return [
+            rate.of_slice(parts.get(rate.compute_class, 1))
+            for rate in self._engine_work.look(time.monotonic(), engines)
+        ]
 
     def line_pace(self) -> EnginePace | None:
         """Returns the pace that lines of batches keep to; `None`: no objective bounds it.

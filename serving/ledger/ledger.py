@@ -1,5 +1,7 @@
 """Adds up every chip-second of the fleet, each once, in exactly one state.
 
+A slice that is divided among engines is counted by their parts: one may serve while another idles.
+
 Owns the sums and the instant up to which each life has been counted. Does not own the lives (the
 directory does), nor prices (`gateway.metrics`). It has no clock: callers pass wall-clock
 milliseconds.
@@ -11,8 +13,9 @@ counter do.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 
 from serving.domain.slice_lifecycle import SliceState
@@ -95,8 +98,9 @@ NO_USE = EngineUse()
 
 @dataclass(slots=True)
 class _Account:
-    """The counts of one life so far; `ready_as` is the state that its READY time counts as.
+    """The counts of one engine's part of a life so far; a divided slice has several parts.
 
+    `ready_as` is the state that its READY time counts as, `number` the place of the engine.
     `until_ms` is the end of the counted time. `tokens` are those of its engine that have been
     counted, `None` before it reported any. `weights` are the shares of serving, empty where nothing
     is known, and `batch_weights` those of batches in them.
@@ -105,12 +109,21 @@ class _Account:
     record: SliceRecord
     num_chips: int
     until_ms: int
+    number: int = 0
     ready_as: LedgerState = LedgerState.IDLE
     chip_ms: Counter[LedgerState] = field(default_factory=Counter)
     tokens: Mapping[str, int] | None = None
     batch_tokens: OfBatches = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
     batch_weights: OfBatches = field(default_factory=dict)
+
+    @property
+    def engine_id(self) -> str:
+        """The id of its engine; empty before that has started."""
+        if self.number == 0:
+            return self.record.engine_id or ""
+        engine_ids = self.record.engine_ids
+        return engine_ids[self.number] if self.number < len(engine_ids) else ""
 
 
 _LifeKey = tuple[str, float]
@@ -122,8 +135,9 @@ class Ledger:
     def __init__(self, started_at_ms: int) -> None:
         self.started_at_ms = started_at_ms
         self._snapshot: Snapshot | None = None
-        self._listed: dict[_LifeKey, _Account] = {}
-        self._unlisted: dict[_LifeKey, _Account] = {}  # the latest to leave the list stands last
+        self._listed: dict[_LifeKey, list[_Account]] = {}
+        # The latest to leave the list stands last.
+        self._unlisted: dict[_LifeKey, list[_Account]] = {}
         self._chip_ms: Counter[tuple[str, str, LedgerState]] = Counter()
         self._tenant_ms: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str, str]] = Counter()
@@ -152,11 +166,11 @@ class Ledger:
             self._take(snapshot.records, snapshot.ended)
             self._supply = snapshot.supply
         self._advance_supply(now_ms)
-        for account in self._listed.values():
+        for account in self._accounts():
             record = account.record
             if record.state is SliceState.READY:
-                account.ready_as = _ready_as(record, is_busy)
-            use = uses.get(record.engine_id or "", NO_USE)
+                account.ready_as = _ready_as(account, is_busy)
+            use = uses.get(account.engine_id, NO_USE)
             # A multislice has one engine: its tokens count once, its time on each of its slices.
             self._take_use(account, use if record.has_engine else replace(use, tokens=None))
             self._advance(account, now_ms)
@@ -177,7 +191,7 @@ class Ledger:
     def slices(self) -> list[LedgerSum]:
         """Returns the chip-milliseconds of the lives that are listed and have a slice."""
         chip_ms: Counter[tuple[str, str, LedgerState, str]] = Counter()
-        for account in self._listed.values():
+        for account in self._accounts():
             record = account.record
             if (name := record.life.slice_name) is not None:
                 for state, amount in account.chip_ms.items():
@@ -190,7 +204,7 @@ class Ledger:
     def chips(self) -> list[LedgerSum]:
         """Returns the chips in each state at the last observation."""
         chips: Counter[tuple[str, str, LedgerState]] = Counter()
-        for account in self._listed.values():
+        for account in self._accounts():
             record = account.record
             state = state_of(record.life, account.ready_as)
             if state is not None:
@@ -213,28 +227,36 @@ class Ledger:
         before, self._listed = self._listed, {}
         self._unlisted |= before
         for record in ended:
-            account = self._account(record)
-            if account is not None:
-                self._advance(account, to_ms(record.life.entered_at_s))
-                self._unlisted[_key_of(record)] = account
+            if accounts := self._accounts_of(record):
+                for account in accounts:
+                    self._advance(account, to_ms(record.life.entered_at_s))
+                self._unlisted[_key_of(record)] = accounts
         for record in records:
-            account = self._account(record)
-            if account is not None:
-                self._listed[_key_of(record)] = account
+            if accounts := self._accounts_of(record):
+                self._listed[_key_of(record)] = accounts
         while len(self._unlisted) > MAX_UNLISTED:
             del self._unlisted[next(iter(self._unlisted))]
 
-    def _account(self, record: SliceRecord) -> _Account | None:
-        """Returns the life's account, taken out of the unlisted; `None` without chips (`local`)."""
+    def _accounts(self) -> Iterator[_Account]:
+        """Yields the accounts of all lives that are listed."""
+        return chain.from_iterable(self._listed.values())
+
+    def _accounts_of(self, record: SliceRecord) -> list[_Account]:
+        """Returns the life's accounts, taken out of the unlisted; none without chips (`local`)."""
         if record.generation is None or record.topology is None:
-            return None
-        account = self._unlisted.pop(_key_of(record), None)
-        if account is None:
+            return []
+        accounts = self._unlisted.pop(_key_of(record), None)
+        if accounts is None:
             num_chips = slice_shape(record.generation, record.topology).num_chips
-            began_ms = to_ms(record.life.transitions[0].at_s)
-            return _Account(record, num_chips, max(began_ms, self.started_at_ms))
-        account.record = record
-        return account
+            began_ms = max(to_ms(record.life.transitions[0].at_s), self.started_at_ms)
+            num_engines = record.num_engines
+            return [
+                _Account(record, num_chips // num_engines, began_ms, number)
+                for number in range(num_engines)
+            ]
+        for account in accounts:
+            account.record = record
+        return accounts
 
     def _take_use(self, account: _Account, use: EngineUse) -> None:
         given: dict[str, int] = {}
@@ -287,8 +309,8 @@ class Ledger:
             del self._batch_ms[next(iter(self._batch_ms))]
 
 
-def _ready_as(record: SliceRecord, is_busy: Mapping[str, bool]) -> LedgerState:
-    busy = is_busy.get(record.engine_id or "")
+def _ready_as(account: _Account, is_busy: Mapping[str, bool]) -> LedgerState:
+    busy = is_busy.get(account.engine_id)
     if busy is None:
         return LedgerState.LOST
     return LedgerState.SERVING if busy else LedgerState.IDLE

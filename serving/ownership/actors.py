@@ -9,6 +9,15 @@ ACTOR_PREFIX = "slicewise-engine:"
 _ASK_S = 2.0
 
 
+def engine_actor(name: str, number: int = 0) -> str:
+    """Returns the name in Ray of the host of engine `number`, of those under one `name`.
+
+    That is the id of the placement group around them, where there is one: who finds that finds the
+    engines.
+    """
+    return f"{ACTOR_PREFIX}{name}" + (f".{number}" if number else "")
+
+
 async def kill_actor(name: str) -> None:
     """Has Ray end the actor of this name, by SIGKILL where it does not answer; it may be gone."""
 

@@ -1,6 +1,6 @@
-"""What the owner of an engine leaves to its successor: the engine, its slices and their agents.
+"""What the owner of engines leaves to its successor: engines, their slices and the agents there.
 
-The engine host keeps it as bytes. Owns its form. Pure.
+Each engine host keeps it as bytes. Owns its form. Pure.
 """
 
 from dataclasses import dataclass
@@ -25,15 +25,23 @@ class DeedSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineDeed:
-    """The engine and its slices; without slices, on the class `local`, `group_id` is `None`.
-
-    `address` is that of the engine's link. `actor` is the name of the engine host in Ray.
-    """
+class DeedEngine:
+    """One of the engines. `actor` is the name of its host in Ray, `control` where that listens."""
 
     engine_id: str
     address: tuple[str, int]
+    control: tuple[str, int]
     actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeed:
+    """The engines and their slices; without slices, on the class `local`, `group_id` is `None`.
+
+    There are several engines where a slice is divided, and one in all other cases.
+    """
+
+    engines: tuple[DeedEngine, ...]
     group_id: str | None
     slices: tuple[DeedSlice, ...]
 
@@ -55,4 +63,4 @@ def decode_deed(text: bytes) -> EngineDeed:
     try:
         return _DEED.validate_json(text)
     except ValidationError as error:
-        raise DeedError(f"the deed of the engine: {error}") from error
+        raise DeedError(f"the deed of the engines: {error}") from error

@@ -14,7 +14,13 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
-from serving.domain.slice_records import RENEWAL_S, HostRecord, SliceRecord, part_suffix
+from serving.domain.slice_records import (
+    RENEWAL_S,
+    EngineRecord,
+    HostRecord,
+    SliceRecord,
+    part_suffix,
+)
 from serving.tpu.multislice import End
 
 logger = logging.getLogger(__name__)
@@ -96,16 +102,16 @@ class DirectoryReporter:
             self._change(part, hosts=of_slice, group_id=group_id)
         await self._renew()
 
-    async def serve(
-        self, engine_id: str, address: tuple[str, int], control: tuple[str, int]
-    ) -> None:
-        """Sets the engine, which listens on the first slice, and where it is commanded."""
+    async def serve(self, engines: Sequence[EngineRecord]) -> None:
+        """Sets the engines. That of a multislice listens on the first slice."""
+        first, *others = engines
         for part in range(len(self._records)):
             self._change(
                 part,
-                engine_id=engine_id,
-                address=None if part else address,
-                control=control,
+                engine_id=first.engine_id,
+                address=None if part else first.address,
+                control=first.control,
+                others=tuple(others),
             )
         await self._renew()
 
@@ -148,7 +154,7 @@ class DirectoryReporter:
             self._change(
                 part,
                 life=ended.life, hosts=(), engine_id=None, address=None, drain_deadline_s=None,
-                control=None, group_id=None,
+                control=None, group_id=None, others=(),
             )  # fmt: skip
 
     async def restart(self, reason: str) -> None:

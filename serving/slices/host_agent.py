@@ -37,11 +37,11 @@ from serving.slices.probe import (
     ProbeSpec,
     run_probe_on_host,
 )
-from serving.slices.tpu_logs import tpu_log_dir
 from serving.telemetry.process_log import log_as_actor
 from serving.tpu.host.judgement import faults_of
 from serving.tpu.host.limits import read_host_limits
 from serving.tpu.host.locked_memory import raise_locked_memory
+from serving.tpu.host.tpu_logs import tpu_log_dir
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""The session of a replica on its slices: request, hold, probe, start an engine, leave in time.
+"""The session of a replica on its slices: request, hold, probe, start engines, leave in time.
 
-Owns the slices (`HeldSlices`; several where they are a multislice), the engine host on the first of
-them, and the reports to the directory (`DirectoryReporter`). Does not own what follows a session:
+Owns the slices (`HeldSlices`; several where they are a multislice), the engine hosts on them
+(`EngineHosts`; several where a slice is divided), and the reports to the directory
+(`DirectoryReporter`). Does not own what follows a session:
 the replica does. A compute class without slices (`local`) reserves nothing: its engine host runs on
 any Ray node that has room.
 """
@@ -9,7 +10,6 @@ any Ray node that has room.
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,28 +17,26 @@ from typing import Any, TypeVar
 import ray
 from ray.serve.handle import DeploymentHandle
 
+from serving.config.slice_settings import DRAIN_GRACE_S
 from serving.config.slice_spec import SliceSpec, Work
 from serving.domain.inventory import ZONE_LABEL
 from serving.domain.names.deployment_names import engine_deployment_name
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
-from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
 from serving.engine.tpu.settings import resolve_settings_here
-from serving.link.engine_protocol import EngineDiedError
-from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
-from serving.ownership.actors import ACTOR_PREFIX, is_actor_dead, kill_actor
+from serving.link.errors import HandshakeError, LinkClosedError
 from serving.ownership.control_client import (
     EngineControl,
     EngineGoneError,
-    EngineSilentError,
     SupersededError,
 )
-from serving.ownership.deed import DeedError, EngineDeed, decode_deed, encode_deed
+from serving.ownership.deed import DeedEngine, DeedError, EngineDeed
 from serving.ownership.group import placement_group
 from serving.ownership.lease import ClaimRefusedError
 from serving.slices.compile_cache_sync import CompileCacheSync
 from serving.slices.directory_reporter import DirectoryReporter, best_effort
+from serving.slices.engine_hosts import EngineHosts
 from serving.slices.held import (
     HeldSlices,
     ProbeFailedError,
@@ -56,8 +54,6 @@ logger = logging.getLogger(__name__)
 _RELEASE_S = 1.5
 # Longer than the end of a host's stream takes to be noticed (`host_heartbeat`).
 _HOST_LOST_S = 1.5
-# For the answer of an engine host that is told to end.
-_END_S = 3.0
 _RETRY_S = 2.0
 # For the directory's answer.
 _ASK_S = 5.0
@@ -95,9 +91,7 @@ class SliceSession:
         self._secret = secret
         self._directory = directory
         self._held: HeldSlices | None = None
-        self._host: Any = None  # while it starts; then `_control` commands it
-        self._control: EngineControl | None = None
-        self._actor = ""
+        self._engines = EngineHosts(life_id, self._control_of, spec.lease_s)
         # What could not be given back yet: somebody else may own it by now.
         self._giving_back: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -114,6 +108,7 @@ class SliceSession:
             topology=None if shape is None else shape.topology,
             zone=None if spec.slice is None else spec.slice.node_labels.get(ZONE_LABEL),
             fingerprint=spec.fingerprint,
+            num_engines=1 if spec.slice is None else spec.slice.num_engines,
         )
         self._num_slices = 1 if spec.slice is None else spec.slice.num_slices
         self._reporter = DirectoryReporter(
@@ -143,15 +138,14 @@ class SliceSession:
                         SliceState.RESERVED, "this compute class has no slices"
                     )
                 await self._reporter.enter(SliceState.LOADING, "the engine starts")
-                report = await self._unless_lost(self._start_engine())
+                await self._unless_lost(self._start_engines())
             except (SliceLostError, ProbeFailedError) as error:
                 # Not a failure of the deployment: slices come and go, and this one went early.
                 await self._give_up(error.cause, str(error))
                 await self._reporter.restart("the slice before was lost")
                 continue
-            await self._reporter.serve(
-                report.engine_id, report.address, await self._store_deed(report)
-            )
+            await self._engines.store_deed(self._deed_of)
+            await self._reporter.serve(self._engines.records)
             await self._reporter.enter(SliceState.READY, "the engine takes requests")
             # Only now: they are programs of an engine that works, and nobody waits for the push.
             self._pushing = asyncio.create_task(self._push_programs(), name="push-programs")
@@ -159,8 +153,7 @@ class SliceSession:
 
     async def wait_end(self) -> SessionEnd:
         """Waits for the first event that ends the service of these slices."""
-        assert self._control is not None
-        died = asyncio.create_task(self._control.wait_end())
+        died = asyncio.create_task(self._engines.wait_end())
         waits: set[asyncio.Task[Any]] = {died}
         if self._held is not None:
             waits.add(asyncio.create_task(self._held.wait_order()))
@@ -177,16 +170,12 @@ class SliceSession:
             grace_s = max(0.0, order.deadline_s - time.time() - _RELEASE_S)
             return SessionEnd(order.cause, order.reason, grace_s, order.deadline_s)
         try:
-            reason = died.result()
+            reason, others_serve = died.result()
         except SupersededError as error:
             logger.warning("engine_superseded life=%s reason=%r", self._reporter.life_id, error)
             return SessionEnd(EndCause.ADOPTED, f"another replica has the engine: {error}", 0.0)
-        except EngineSilentError as error:
-            # It stands still, with its chips: nobody can ask it to end.
-            reason = str(error)
-            await best_effort(kill_actor(self._actor), "kill_failed")
         logger.error("engine_died life=%s reason=%r", self._reporter.life_id, reason)
-        return SessionEnd(EndCause.UNHEALTHY, reason, 0.0)
+        return SessionEnd(EndCause.UNHEALTHY, reason, DRAIN_GRACE_S if others_serve else 0.0)
 
     def _leave_when_asked(self, part: int, reason: str) -> None:
         if self._held is not None:
@@ -198,9 +187,7 @@ class SliceSession:
         Raises:
             LinkClosedError: there is no engine, or it cannot be reached.
         """
-        if self._control is None:
-            raise LinkClosedError("there is no engine")
-        return await self._control.status()
+        return await self._engines.status()
 
     # -- down --
 
@@ -218,12 +205,12 @@ class SliceSession:
         """
         if self._stopping is not None or self._reporter.state != SliceState.READY:
             return False
-        if self._control is None or not self._spec.fingerprint:
+        if not self._engines.are_commanded or not self._spec.fingerprint:
             return False
         if not await self._reporter.hand_on(is_shutdown=is_shutdown):
             return False
         within_s = self._spec.handover_s if is_shutdown else self._spec.lease_s
-        await best_effort(self._control.leave(within_s), "leave_failed")
+        await self._engines.leave(within_s)
         if self._pushing is not None:
             self._pushing.cancel()
         if self._held is not None:
@@ -231,11 +218,13 @@ class SliceSession:
         return True
 
     async def _drain_and_give_up(self, end: SessionEnd) -> None:
-        is_ended = end.cause in (EndCause.UNHEALTHY, EndCause.ADOPTED)
+        # An engine that died has no requests; what others on its slice have is given the grace.
+        is_ended = end.cause is EndCause.ADOPTED or (
+            end.cause is EndCause.UNHEALTHY and end.grace_s == 0
+        )
         if self._reporter.state == SliceState.READY and not is_ended:
-            assert self._control is not None
             # The link first: it is the shorter way to the gateways.
-            drain = asyncio.ensure_future(self._control.drain(end.reason, end.grace_s, end.stay_s))
+            drain = asyncio.ensure_future(self._engines.drain(end.reason, end.grace_s, end.stay_s))
             await self._reporter.set_deadlines(self._deadlines_s(end))
             await self._reporter.enter(SliceState.DRAINING, end.reason)
             pushing = asyncio.create_task(self._push_programs(), name="push-programs-last")
@@ -260,56 +249,23 @@ class SliceSession:
             self._pushing.cancel()
             await asyncio.gather(self._pushing, return_exceptions=True)
         self._pushing = self._sync = None
-        control, self._control = self._control, None
-        host, self._host = self._host, None
+        engines, self._engines = self._engines, self._no_engines()
         held, self._held = self._held, None
         ends = [(cause, reason)] * self._num_slices if held is None else held.ends(cause, reason)
-        if control is None:
-            if host is not None:
-                ray.kill(host)
-            is_ours: bool | None = True
-        else:
-            is_ours = await self._end_engine(control)
+        is_ours = await engines.end()
         if held is not None and is_ours:
             await best_effort(held.release(), "release_failed")
         elif held is not None:
             await held.leave()
         if is_ours is None:
             # As long as this process lives; the directory finds what it leaves.
-            giving_back = asyncio.create_task(
-                self._give_back_later(control, held), name="give-back"
-            )
+            giving_back = asyncio.create_task(_give_back_later(engines, held), name="give-back")
             self._giving_back.add(giving_back)
             giving_back.add_done_callback(self._giving_back.discard)
         await self._reporter.end(ends)
 
-    async def _end_engine(self, control: EngineControl) -> bool | None:
-        """Ends the engine; returns whether the slices are this replica's to give back.
-
-        `None`: it cannot be known now. The engine is out of reach and may have another owner.
-        """
-        try:
-            await asyncio.wait_for(control.end(), _END_S)
-        except SupersededError as error:
-            logger.warning("engine_superseded life=%s reason=%r", self._reporter.life_id, error)
-            return False
-        except (LinkClosedError, LinkCallError, TimeoutError) as error:
-            logger.warning("engine_out_of_reach life=%s reason=%r", self._reporter.life_id, error)
-            return True if await is_actor_dead(self._actor) else None
-        finally:
-            await control.close()
-        return True
-
-    async def _give_back_later(
-        self, control: EngineControl | None, held: HeldSlices | None
-    ) -> None:
-        """Gives the slices back once the engine can be ended, or its process is gone."""
-        is_ours: bool | None = None
-        while control is not None and is_ours is None:
-            await asyncio.sleep(_RETRY_S)
-            is_ours = await self._end_engine(control)
-        if is_ours and held is not None:
-            await best_effort(held.release(), "release_failed")
+    def _no_engines(self) -> EngineHosts:
+        return EngineHosts(self._reporter.life_id, self._control_of, self._spec.lease_s)
 
     def _control_of(self, address: tuple[str, int]) -> EngineControl:
         return EngineControl(
@@ -345,9 +301,9 @@ class SliceSession:
     async def _adopt(self, engine: SliceRecord) -> bool:
         """Becomes the owner of a ready engine and its slices; returns whether it could."""
         assert engine.control is not None
-        control = self._control_of(engine.control)
+        engines = self._no_engines()
         try:
-            deed = decode_deed(await control.claim())
+            deed = await engines.adopt(engine.control)
         except (ClaimRefusedError, EngineGoneError, HandshakeError, LinkClosedError) as error:
             logger.warning(
                 "engine_not_adopted life=%s engine_id=%s reason=%r",
@@ -356,9 +312,8 @@ class SliceSession:
             return False
         except DeedError as error:
             logger.warning("engine_not_understood engine_id=%s reason=%r", engine.engine_id, error)
-            await best_effort(control.leave(self._spec.lease_s), "leave_failed")
             return False
-        self._control, self._actor = control, deed.actor
+        self._engines = engines
         self._reporter.adopt()
         names = None
         if self._spec.slice is not None and deed.group_id is not None:
@@ -373,7 +328,7 @@ class SliceSession:
         reason = f"takes over the engine of {engine.replica_id}"
         await self._reporter.enter(SliceState.RESERVED, reason, names=names)
         await self._reporter.enter(SliceState.LOADING, "the engine runs already")
-        await self._reporter.serve(deed.engine_id, deed.address, control.address)
+        await self._reporter.serve(engines.records)
         await self._reporter.enter(SliceState.READY, f"took over the engine of {engine.replica_id}")
         return True
 
@@ -418,65 +373,20 @@ class SliceSession:
             await self._unless_lost(held.probe(spec.probe_timeout_s))
         return True
 
-    async def _start_engine(self) -> HostReport:
+    async def _start_engines(self) -> None:
         spec = self._spec if self._spec.tpu is None else await self._resolve()
         await self._pull_programs(spec)
+        reservation = None if self._held is None else self._held.reservation
         joined = {} if self._held is None else multislice_environment(self._held.slices)
-        options: dict[str, Any] = {
-            "num_cpus": spec.num_cpus,
-            "max_concurrency": 16,
-            # vLLM gives it to its workers on other hosts as well, for when their processes begin.
-            "runtime_env": {"env_vars": {**spec.engine_env, **joined}},
-        }
-        group_id = None
-        if self._held is not None:
-            options["scheduling_strategy"] = self._held.reservation.on_host(0)
-            group_id = self._held.reservation.group_id
-        # By its group, where it has one: who finds that finds the engine.
-        self._actor = f"{ACTOR_PREFIX}{group_id or uuid.uuid4().hex}"
-        # Detached: it outlives this process, and a successor takes it over.
-        options |= {"lifetime": "detached", "name": self._actor}
-        actor = ray.remote(EngineHostActor).options(**options)
-        self._host = actor.remote(spec, self._secret, group_id)
-        await self._command(await self._host.open.remote(self._reporter.life_id))
-        stages = asyncio.create_task(self._follow_stages(self._host), name="follow-stages")
-        try:
-            report: HostReport = await self._host.start.remote()
-            # The last stage may come after the start has ended; it is told before what follows.
-            await asyncio.wait({stages})
-        finally:
-            stages.cancel()
-            await asyncio.gather(stages, return_exceptions=True)
-        return report
+        await self._engines.start(spec, self._secret, reservation, joined, self._note_stage)
 
-    async def _command(self, address: tuple[str, int]) -> None:
-        """Becomes the first owner of the engine that is to be.
+    async def _note_stage(self, stage: LoadStage) -> None:
+        await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
 
-        Raises:
-            EngineDiedError: its host is gone already, or cannot be reached from here.
-        """
-        control = self._control_of(address)
-        try:
-            await control.claim()
-        except (ClaimRefusedError, EngineGoneError, HandshakeError, LinkClosedError) as error:
-            raise EngineDiedError(f"the engine host cannot be commanded: {error}") from error
-        self._control = control
-
-    async def _store_deed(self, report: HostReport) -> tuple[str, int]:
-        """Stores what a successor needs with the engine; returns where it is commanded.
-
-        Raises:
-            EngineDiedError: it ended in this moment.
-        """
-        assert self._control is not None
-        slices = () if self._held is None else self._held.deeds()
-        group_id = None if self._held is None else self._held.reservation.group_id
-        deed = EngineDeed(report.engine_id, report.address, self._actor, group_id, slices)
-        try:
-            await self._control.store_deed(encode_deed(deed))
-        except (LinkClosedError, LinkCallError, TimeoutError) as error:
-            raise EngineDiedError(f"the engine host ended: {error}") from error
-        return self._control.address
+    def _deed_of(self, engines: tuple[DeedEngine, ...]) -> EngineDeed:
+        if self._held is None:
+            return EngineDeed(engines, None, ())
+        return EngineDeed(engines, self._held.reservation.group_id, self._held.deeds())
 
     async def _pull_programs(self, spec: EngineSpec) -> None:
         """Brings compiled programs to all hosts of the slices; without them the engine compiles."""
@@ -492,17 +402,12 @@ class SliceSession:
         self._sync = sync
 
     async def _push_programs(self) -> None:
-        if self._sync is None or self._control is None:
+        if self._sync is None or not self._engines.are_commanded:
             return
-        control = self._control
-        await best_effort(control.note_programs(self._sync.moved), "programs_not_noted")
+        engines = self._engines
+        await best_effort(engines.note_programs(self._sync.moved), "programs_not_noted")
         await self._sync.push()
-        await best_effort(control.note_programs(self._sync.moved), "programs_not_noted")
-
-    async def _follow_stages(self, host: Any) -> None:
-        stage: LoadStage | None
-        while (stage := await host.next_stage.remote()) is not None:
-            await self._reporter.enter(SliceState.LOADING, _STAGE_WORDS[stage], stage=stage)
+        await best_effort(engines.note_programs(self._sync.moved), "programs_not_noted")
 
     async def _resolve(self) -> EngineSpec:
         """Resolves the settings of a TPU engine on the first host of its slices.
@@ -542,3 +447,13 @@ class SliceSession:
             working.cancel()
             ordered.cancel()
             await asyncio.gather(working, ordered, return_exceptions=True)
+
+
+async def _give_back_later(engines: EngineHosts, held: HeldSlices | None) -> None:
+    """Gives the slices back once the engines can be ended, or their processes are gone."""
+    is_ours: bool | None = None
+    while is_ours is None:
+        await asyncio.sleep(_RETRY_S)
+        is_ours = await engines.end()
+    if is_ours and held is not None:
+        await best_effort(held.release(), "release_failed")

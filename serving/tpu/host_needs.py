@@ -19,6 +19,8 @@ from serving.tpu.rules import MODEL_IMPL
 _DISK_OF_OTHERS_BYTES = 20 * GIB
 # Beside weights: Ray, the engine's own Python processes, tokenizers. A guess of ours.
 _MEMORY_OF_OTHERS_BYTES = 16 * GIB
+# Of them, the processes of each further engine on the host. A guess of ours.
+_MEMORY_OF_ENGINE_BYTES = 8 * GIB
 # tpu-inference 0.32.0 loads these as torch models, the whole checkpoint first into the host's
 # memory (`models/vllm/vllm_model_wrapper.py`, `models/common/model_loader.py`, read 2026-11-22).
 _TORCH_MODELS = frozenset({"Qwen3MoeForCausalLM", "GptOssForCausalLM"})
@@ -61,8 +63,9 @@ def host_needs(
     architecture: str,
     *,
     is_mounted: bool,
+    num_engines: int = 1,
 ) -> HostNeeds:
-    """Returns what a model of that size needs of each host.
+    """Returns what a model of that size needs of each host, which has `num_engines` of it.
 
     `is_mounted`: the source is a folder that is not on the host's own disk.
     """
@@ -73,9 +76,12 @@ def host_needs(
     words = [f"weights of {gib(weights_bytes)}"]
     words.append("read from where they are" if passes_disk else "downloaded to each host")
     words.append("the whole checkpoint in memory at once" if whole else "loaded in pieces")
+    if num_engines > 1:
+        words.append(f"by each of {num_engines} engines")
+    others_bytes = _MEMORY_OF_OTHERS_BYTES + (num_engines - 1) * _MEMORY_OF_ENGINE_BYTES
     return HostNeeds(
         weights_bytes,
         0 if passes_disk else weights_bytes + _DISK_OF_OTHERS_BYTES,
-        _MEMORY_OF_OTHERS_BYTES + (weights_bytes if whole else 0),
+        others_bytes + (num_engines * weights_bytes if whole else 0),
         ", ".join(words),
     )

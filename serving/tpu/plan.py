@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from serving.domain.errors import ConfigError
-from serving.domain.topology import SliceShape, parallelism_choices, shapes
+from serving.domain.topology import SliceShape, engine_parts, parallelism_choices, shapes
 from serving.tpu.hbm import HbmBudget, hbm_budget
 from serving.tpu.model_facts import (
     ModelFacts,
@@ -28,11 +28,21 @@ _OF_THE_SHAPE = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """A slice that `num_engines` share, and the tokens that the cache of each would hold."""
+
+    num_engines: int
+    part: SliceShape
+    cache_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePlan:
     """The settings and memory of one engine.
 
     `budget` is `None` if it cannot be counted, and `uncounted` then has the reason. `advice` are
     ways in which it would fit, best first; empty when it does, and when nothing was found.
+    `divisions` are the ways in which several such engines could share the slice, fewest first.
     """
 
     requirements: EngineRequirements
@@ -40,6 +50,7 @@ class EnginePlan:
     budget: HbmBudget | None
     uncounted: str = ""
     advice: tuple[str, ...] = ()
+    divisions: tuple[Division, ...] = ()
 
     @property
     def can_start(self) -> bool:
@@ -63,7 +74,8 @@ def plan_engine(
     except ValueError as error:  # `ModelFactsError` is one
         return EnginePlan(requirements, settings, None, str(error))
     advice = () if budget.fits else tuple(_ways_out(requirements, facts, budget))
-    return EnginePlan(requirements, settings, budget, advice=advice)
+    divisions = tuple(_divisions(requirements, facts))
+    return EnginePlan(requirements, settings, budget, advice=advice, divisions=divisions)
 
 
 def ensure_fits(plan: EnginePlan) -> None:
@@ -85,6 +97,8 @@ def ensure_fits(plan: EnginePlan) -> None:
 def describe_slice(requirements: EngineRequirements) -> str:
     """Returns the slices of an engine as text."""
     kind = f"{requirements.shape.generation} {requirements.shape.topology}"
+    if requirements.num_engines > 1:
+        return f"{kind}, one of {requirements.num_engines} parts of a slice"
     return kind if requirements.num_slices == 1 else f"{requirements.num_slices} x {kind}"
 
 
@@ -133,6 +147,21 @@ def _ways_out(
             chips = f"({larger.num_chips} chips, {hosts}{pipeline})"
             yield f"{larger.generation} {larger.topology} {chips}"
             return
+
+
+def _divisions(requirements: EngineRequirements, facts: ModelFacts) -> Iterator[Division]:
+    """Yields how the slice of one engine could be divided among several; each was planned."""
+    if requirements.num_slices > 1 or requirements.num_engines > 1 or requirements.strategy:
+        return
+    args = {name: value for name, value in requirements.args.items() if name not in _OF_THE_SHAPE}
+    for num_engines, part in engine_parts(requirements.shape).items():
+        of_part = replace(requirements, shape=part, args=args, num_engines=num_engines)
+        try:
+            budget = _budget(of_part, facts, engine_settings(of_part, facts))
+        except (ConfigError, ValueError):
+            continue
+        if budget.fits:
+            yield Division(num_engines, part, budget.cache_tokens)
 
 
 def _with_fp8_by_qwix(requirements: EngineRequirements) -> dict[str, object]:

@@ -14,6 +14,8 @@ class EngineRequirements:
 
     It runs on `num_slices` of `shape`; several are a multislice, over the data-centre network.
 
+    Where a slice is divided, `shape` is the part that it has, and `num_engines` share the slice.
+
     `args` are vLLM's engine arguments by their Python names, `env` the environment variables of its
     processes. `compile_cache` is the folder on each host below which compiled programs are kept,
     `None` if they are not kept.
@@ -25,6 +27,7 @@ class EngineRequirements:
     env: Mapping[str, str] = field(default_factory=dict)
     compile_cache: str | None = None
     num_slices: int = 1
+    num_engines: int = 1
 
     @property
     def strategy(self) -> Args:

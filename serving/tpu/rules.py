@@ -11,6 +11,7 @@ Source of every rule, unless it names another: the wheels of tpu-inference and v
 from collections.abc import Iterator
 
 from serving.domain.errors import Problem
+from serving.tpu.chips import VISIBLE_CHIPS
 from serving.tpu.requirements import Args, EngineRequirements, count, is_on, section
 
 MODEL_IMPL = "MODEL_IMPL_TYPE"
@@ -22,10 +23,12 @@ SLICE_IDS_VARIABLE = "SLICEWISE_SLICE_IDS"
 PROGRAM_FOLDER = "VLLM_XLA_CACHE_PATH"
 JAX_PROGRAM_FOLDER = "JAX_COMPILATION_CACHE_DIR"
 
+_SHARED = "for engines that share a slice use num_engines of the deployment's slice"
 # Variables that follow from the slice, with the reason why nobody else sets them.
 _OWNED_ENV = {
     "TPU_MULTIHOST_BACKEND": "it follows from the hosts of the slice",
-    "TPU_MULTIPROCESS_DP": "one engine owns whole slices; for more engines raise `replicas`",
+    "TPU_MULTIPROCESS_DP": _SHARED,
+    VISIBLE_CHIPS: _SHARED,
     "NUM_SLICES": "use num_slices of the deployment's slice",
     SLICE_IDS_VARIABLE: "it follows from the slices that are reserved",
     PROGRAM_FOLDER: "use compile_cache, which keeps shapes and versions apart",

@@ -256,8 +256,8 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"engine_args": {"data_parallel_size": 2}},
-        "models[0].engine_args.data_parallel_size: set by Slicewise (value 2); one engine owns one "
-        "whole slice; for more engines raise `replicas`",
+        "models[0].engine_args.data_parallel_size: set by Slicewise (value 2); for more engines "
+        "raise `replicas`, or `num_engines` of the slice, which they then share",
     ),
     (
         {"engine_args": {"hf_token": "hf_abc"}},

@@ -443,3 +443,46 @@ def test_any_yaml_of_slices_is_parsed_or_refused_in_words(
     else:
         assert found is not None
         assert found.shape.num_chips > 0
+
+
+# -- slices that several engines share --
+
+
+def test_divided_slice_counts_cpus_and_chips_of_all_its_engines() -> None:
+    raw = raw_config(wanted={"topology": "2x4", "num_engines": 8})
+    raw["models"][0]["deployments"][0] |= {"replicas": 3, "num_cpus": 2}
+    raw["gateway"] = {"num_cpus": 1}
+    config = check(raw)
+    assert config.num_chips == 3 * 8
+    assert config.num_cpus == pytest.approx(3 * 8 * 2 + 1 + (3 + 2) * CONTROL_CPUS)
+    assert config.models[0].most_output.num_engines == 24
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        (
+            {"num_engines": 3},
+            "models[0].deployments[0].slice.num_engines: a v6e 4x4 slice has no such number of "
+            "equal parts (value 3); nearest allowed: 1, 4, 16",
+        ),
+        (
+            {"num_engines": 4, "num_slices": 2},
+            "models[0].deployments[0].slice.num_engines: num_slices joins slices under one engine "
+            "(value 4); allowed: 1, or num_slices: 1 and more replicas",
+        ),
+    ],
+)
+def test_slice_that_cannot_be_divided_so_is_refused(wanted: dict[str, Any], complaint: str) -> None:
+    assert problems(raw_config(wanted=wanted)) == [complaint]
+
+
+def test_sizes_on_a_divided_slice_are_those_of_a_part() -> None:
+    args = {"tensor_parallel_size": 4}
+    wanted = {"num_engines": 4}
+    assert check(raw_config(wanted=wanted, engine="vllm-tpu", engine_args=args))
+    (problem,) = problems(
+        raw_config(wanted=wanted, engine="vllm-tpu", engine_args={"tensor_parallel_size": 16})
+    )
+    assert "does not suit models[0].deployments[0].slice" in problem
+    assert "tensor x pipeline is not the 4 devices" in problem

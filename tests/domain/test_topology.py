@@ -18,6 +18,7 @@ from serving.domain.topology import (
     SliceShape,
     TopologyError,
     check_parallelism,
+    engine_shape,
     parallelism_choices,
     shapes,
     slice_shape,
@@ -380,3 +381,49 @@ def test_importing_topology_loads_only_the_standard_library() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "set()"
+
+
+# -- slices that several engines share --
+
+# Generation, topology, chips per host, engines; topology of each one's part.
+PARTS = [
+    ("v6e", "2x4", 8, 8, "1x1"),
+    ("v6e", "2x4", 8, 2, "2x2"),
+    ("v6e", "2x4", 4, 2, "2x2"),
+    ("v6e", "2x4", 4, 8, "1x1"),
+    ("v5e", "2x2", None, 4, "1x1"),
+    ("v6e", "4x4", None, 4, "2x2"),
+    ("v5p", "2x2x2", None, 2, "2x2x1"),
+    ("tpu7x", "4x4x4", None, 16, "2x2x1"),
+]
+
+
+@pytest.mark.parametrize(("generation", "topology", "per_host", "num_engines", "part"), PARTS)
+def test_part_of_each_engine_is_a_slice_of_one_host(
+    generation: str, topology: str, per_host: int | None, num_engines: int, part: str
+) -> None:
+    whole = slice_shape(generation, topology, per_host)
+    found = engine_shape(whole, num_engines)
+    assert (found.generation, found.topology, found.num_hosts) == (whole.generation, part, 1)
+    assert found.num_chips * num_engines == whole.num_chips
+
+
+@given(SHAPES, st.integers(1, 300))
+def test_slice_is_divided_into_whole_hosts_or_parts_of_one_or_not_at_all(
+    shape: SliceShape, num_engines: int
+) -> None:
+    refused = refusal(lambda: engine_shape(shape, num_engines))
+    if refused is not None:
+        assert [engine_shape(shape, int(choice)) for choice in refused.choices]
+        return
+    part = engine_shape(shape, num_engines)
+    assert part.num_chips * num_engines == shape.num_chips
+    assert part == shape or shape.chips_per_host % part.num_chips == 0
+
+
+def test_number_of_engines_that_does_not_divide_a_slice_is_refused_with_those_that_do() -> None:
+    refused = refusal(lambda: engine_shape(slice_shape("v6e", "2x4"), 3))
+    assert str(refused) == (
+        "a v6e 2x4 slice has no such number of equal parts (value 3); nearest allowed: 1, 2, 8"
+    )
+    assert refusal(lambda: engine_shape(slice_shape("v5p", "2x2x1"), 4)) is not None

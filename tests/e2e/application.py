@@ -358,7 +358,10 @@ class RunningApplication(Answers):
         except (httpx.HTTPError, ValueError):
             return False
         wanted = {
-            model["name"]: sum(deployment.get("replicas", 1) for deployment in model["deployments"])
+            model["name"]: sum(
+                deployment.get("replicas", 1) * deployment.get("slice", {}).get("num_engines", 1)
+                for deployment in model["deployments"]
+            )
             for model in self.args["models"]
         }
         if self._through != "serve" and "Try it:" not in self.log_text():

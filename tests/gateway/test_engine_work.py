@@ -2,7 +2,11 @@
 
 import pytest
 
+from autoscaling.policy.learned_capacity import carried_factor
+from autoscaling.policy.rules import Rules
 from serving.domain.capacity.engine_rates import EngineRate, rate_stats, rates_of_stats
+from serving.domain.capacity.objectives import Objectives
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.gateway.telemetry.engine_work import EngineSteps, EngineWork, StepPace
 from serving.link.messages import EngineStats
 
@@ -28,6 +32,31 @@ def test_rates_are_of_the_last_half_minute_and_without_what_caches_had() -> None
     for second in range(24, 90, 2):
         (rate,) = work.look(float(second), [("e", "spot", sums(second), 0.0)])
         assert rate == EngineRate("e", "spot", 350.0, 200.0, pytest.approx(0.04))
+
+
+def test_engine_with_a_part_of_a_slice_is_told_of_as_a_whole_one() -> None:
+    """By the law of a slice, as it is measured, its parts carry what it carries."""
+    num_engines, step_s = 8, 0.04
+    part = CapacityProfile(
+        model="m",
+        engine="paced",
+        base_s=0.02,
+        per_sequence_s=0.0005,
+        per_prompt_token_s=0.00002,
+        max_num_seqs=64,
+        measured_on="2026-11-27",
+        source="made up",
+    )
+    whole = part.of_slice(num_engines)
+    requests_per_s = part.max_requests_per_s(100.0, 50.0, step_s)
+    assert whole.max_requests_per_s(100.0, 50.0, step_s) == pytest.approx(8 * requests_per_s)
+    rate = EngineRate("e", "spot", 100 * requests_per_s, 50 * requests_per_s, step_s)
+    rules = Rules(Objectives(ttft_s=2.5, tpot_s=step_s), tpot_margin=1.0)
+    factor = carried_factor(rate.of_slice(num_engines), whole, rules)
+    assert factor == pytest.approx(1.0)
+    assert carried_factor(rate.of_slice(num_engines), whole, rules) == pytest.approx(
+        carried_factor(rate, part, rules)
+    )
 
 
 def test_use_of_the_cache_is_that_of_the_window() -> None:

@@ -8,7 +8,13 @@ import pytest
 from serving.directory.supply_book import SupplyBook
 from serving.domain.plan_report import ModelPlan, PlanChange, PlanReport
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import Directory, HostRecord, SliceRecord, Snapshot
+from serving.domain.slice_records import (
+    Directory,
+    EngineRecord,
+    HostRecord,
+    SliceRecord,
+    Snapshot,
+)
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.orders import OperatorOrder, OrderKind
 from serving.domain.usage.quotas import Period, Quota, QuotaKind, TenantUse
@@ -104,6 +110,22 @@ def test_linked_engine_has_its_record_and_its_load() -> None:
     ]
 
 
+def test_divided_slice_is_one_row_with_the_sums_of_its_engines_and_a_row_for_each() -> None:
+    others = (EngineRecord("e-2", ("10.0.0.0", 7001)), EngineRecord("e-3", ("10.0.0.0", 7002)))
+    record = replace(HELD, num_engines=3, others=others)
+    second = replace(ENGINE, engine_id="e-2", in_flight=4, load=EngineLoad(4, 0, 0.5))
+    fleet = described(record, engines=(ENGINE, second))
+    (row,) = fleet["slices"]
+    assert (row["engine_id"], row["num_engines"], row["in_flight"]) == ("e-1", 3, 7)
+    assert row["kv_usage_ratio"] == pytest.approx((0.1235 + 0.5) / 2, abs=1e-4)
+    (model,) = fleet["models"]
+    assert [(each["engine_id"], each["linked"]) for each in model["engines"]] == [
+        ("e-1", True),
+        ("e-2", True),
+        ("e-3", False),
+    ]
+
+
 def test_engine_that_is_not_linked_has_no_load() -> None:
     (model,) = described(WAITING)["models"]
     assert model["engines"] == [
@@ -150,6 +172,7 @@ def test_held_slice_is_described_whole() -> None:
         "replica_id": "r-1",
         "part": 0,
         "engine_id": "e-1",
+        "num_engines": 1,
         "model": "demo",
         "version": "v2-0123456789ab",
         "compute_class": "spot",

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState, Transition
-from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.slice_records import EngineRecord, SliceRecord, Snapshot
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
 from serving.gateway.membership import LinkSettings, Membership
@@ -116,6 +116,19 @@ async def test_listed_engines_are_linked() -> None:
         await fleet.until(lambda: fleet.linked.keys() == {"e1", "e2"})
         assert fleet.linked == {"e1": "local", "e2": "local"}
         assert [info["engine"] for info in fleet.infos] == ["paced", "paced"]
+
+
+async def test_every_engine_on_a_divided_slice_is_linked_and_drained_with_it() -> None:
+    fleet = RecordingFleet()
+    async with engine_host("e1") as one, engine_host("e2") as two, membership_of(fleet) as members:
+        others = (EngineRecord("e2", two.address),)
+        members.apply(listing(one, num_engines=2, others=others))
+        await fleet.until(lambda: set(fleet.linked) == {"e1", "e2"})
+        draining = listing(
+            one, version="w", num_engines=2, others=others, state=SliceState.DRAINING
+        )
+        members.apply(draining)
+        await fleet.until(lambda: fleet.draining == {"e1", "e2"})
 
 
 async def test_engine_of_a_model_not_served_here_and_one_still_loading_are_left_alone() -> None:

@@ -16,7 +16,7 @@ from serving.domain.slice_lifecycle import (
     SliceState,
     Transition,
 )
-from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.slice_records import EngineRecord, SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
 from serving.ledger.ledger import (
     MAX_BATCHES,
@@ -483,3 +483,57 @@ def test_slice_that_nobody_has_is_not_counted_twice_by_a_clock_that_goes_back() 
     for now_ms in (10_000, 5_000, 10_000):
         ledger.observe(snapshot, {}, now_ms)
     assert seconds(ledger) == {LedgerState.FREE: 80.0}
+
+
+# -- a slice that several engines share --
+
+
+def divided(*transitions: tuple[SliceState, float]) -> SliceRecord:
+    """Two engines of four chips each."""
+    others = (EngineRecord("e2", ("10.0.0.1", 7001)),)
+    return replace(record(*transitions), num_engines=2, others=others)
+
+
+def test_one_engine_of_a_divided_slice_serves_while_the_other_idles() -> None:
+    ledger = Ledger(0)
+    life = divided(*WHOLE)
+    uses = {
+        "e": EngineUse(tokens={"a": 100}),
+        "e2": EngineUse(tokens={}),
+    }
+    ledger.observe(listing(life), {"e": True, "e2": False}, 250_000, uses)
+    found = seconds(ledger)
+    assert (found[LedgerState.SERVING], found[LedgerState.IDLE]) == (50 * 4, 50 * 4)
+    (part,) = ledger.tenants()
+    assert (part.tenant, part.chip_ms, part.tokens) == ("a", 50_000 * 4, 100)
+    assert sum(found.values()) == pytest.approx(250 * CHIPS)
+
+
+def test_each_engine_of_a_divided_slice_is_charged_to_those_who_use_it() -> None:
+    ledger = Ledger(0)
+    life = divided(*WHOLE)
+    busy = {"e": True, "e2": True}
+    ledger.observe(listing(life), busy, 200_000, {"e": EngineUse(), "e2": EngineUse()})
+    uses = {"e": EngineUse(tokens={"a": 10}), "e2": EngineUse(tokens={"b": 10, "c": 30})}
+    ledger.observe(listing(life), busy, 210_000, uses)
+    charged = {part.tenant: part.chip_ms for part in ledger.tenants()}
+    assert charged == {"a": 10_000 * 4, "b": 10_000, "c": 30_000}
+
+
+def test_engine_of_a_divided_slice_that_nobody_reaches_is_lost_and_the_other_is_not() -> None:
+    ledger = Ledger(0)
+    ledger.observe(listing(divided(*WHOLE)), {"e": True}, 250_000)
+    found = seconds(ledger)
+    assert (found[LedgerState.SERVING], found[LedgerState.LOST]) == (50 * 4, 50 * 4)
+
+
+def test_divided_slice_that_comes_back_is_not_counted_twice() -> None:
+    ledger, life, busy = Ledger(0), divided(*WHOLE), {"e": True, "e2": False}
+    ledger.observe(listing(life), busy, 210_000)
+    ledger.observe(listing(), busy, 220_000)
+    ledger.observe(listing(life), busy, 230_000)
+    assert sum(seconds(ledger).values()) == pytest.approx(230 * CHIPS)
+    (by_slice,) = [
+        sum(entry.amount for entry in ledger.chips()),
+    ]
+    assert by_slice == CHIPS

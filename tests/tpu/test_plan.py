@@ -9,7 +9,7 @@ import pytest
 from serving.domain.errors import ConfigError
 from serving.domain.topology import slice_shape
 from serving.tpu.model_facts import model_facts
-from serving.tpu.plan import EnginePlan, ensure_fits, plan_engine
+from serving.tpu.plan import EnginePlan, describe_slice, ensure_fits, plan_engine
 from serving.tpu.published import FP8_EVERYWHERE
 from serving.tpu.requirements import EngineRequirements
 
@@ -147,3 +147,32 @@ def test_tiny_model_fits_anywhere() -> None:
     assert plan_engine(
         EngineRequirements("m", slice_shape("v5e", "1x1")), model_facts(tiny)
     ).can_start
+
+
+# -- engines that share the slice --
+
+
+def test_ways_to_divide_a_slice_are_those_whose_parts_fit() -> None:
+    """Each is planned as an engine on a slice of that size, sizes set by hand left out."""
+    for args in ({}, {"tensor_parallel_size": 8}):
+        found = plan(QWEN_8B, "v6e", "2x4", **args).divisions
+        assert [(each.num_engines, each.part.topology) for each in found] == [
+            (2, "2x2"),
+            (8, "1x1"),
+        ]
+        for each in found:
+            alone = plan(QWEN_8B, "v6e", each.part.topology).budget
+            assert alone is not None
+            assert each.cache_tokens == alone.cache_tokens
+    # It does not fit on one chip, and another not on four.
+    assert [each.num_engines for each in plan(LLAMA_8B, "v6e", "2x4").divisions] == [2]
+    assert plan(LLAMA_70B, "v6e", "2x4").divisions == ()
+
+
+def test_part_of_a_slice_is_planned_as_a_slice_of_its_size() -> None:
+    whole = plan(QWEN_8B, "v6e", "2x2")
+    requirements = replace(whole.requirements, num_engines=2)
+    part = plan_engine(requirements, facts_of(QWEN_8B))
+    assert (part.settings, part.budget) == (whole.settings, whole.budget)
+    assert part.divisions == ()
+    assert describe_slice(requirements) == "v6e 2x2, one of 2 parts of a slice"

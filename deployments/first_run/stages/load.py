@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.first_run.context import StageContext
@@ -148,8 +148,16 @@ def throughput(context: StageContext) -> StageResult:
 def _published(model: RunModel) -> PublishedFigure | str:
     if model.slice is None or not model.config.is_on_tpu:
         return "no chips: no published figure holds here"
-    shape = model.slice.shape
-    return published_for(model.config.source, shape.generation, shape.num_chips)
+    shape, num_engines = model.slice.engine_shape, model.slice.num_engines
+    figure = published_for(model.config.source, shape.generation, shape.num_chips)
+    if isinstance(figure, str):
+        return figure
+    # It is of one engine; those that share a slice do as much each.
+    return replace(
+        figure,
+        requests_per_s=num_engines * figure.requests_per_s,
+        concurrency=num_engines * figure.concurrency,
+    )
 
 
 def _beside(card: Mapping[str, Any], published: PublishedFigure) -> Measurement:

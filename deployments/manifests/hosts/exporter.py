@@ -14,13 +14,12 @@ Slicewise has: group, `-`, KubeRay's index.
 from deployments.manifests.names import EXPORTER_PORT, EXPORTER_PORT_NAME, RUN_FOLDER, Json
 from deployments.manifests.slice_groups import SliceGroup
 from serving.domain.names.gke_names import HOST_INDEX_LABEL
+from serving.tpu.chips import metrics_ports
 
 # Of the run folder, in which processes of ours say what they work for; all containers share it.
 RUN_VOLUME = "run"
-# libtpu's own metric service; GKE collects duty cycle and memory where the port is declared.
-# Source: google/skills, `gke-ai-troubleshooting-tpu-metrics-monitoring` at 1af7775, read
-# 2026-11-20.
-LIBTPU_PORT = 8431
+# GKE collects duty cycle and memory where libtpu's port is declared. Source: google/skills,
+# `gke-ai-troubleshooting-tpu-metrics-monitoring` at 1af7775, read 2026-11-20.
 LIBTPU_PORT_NAME = "libtpu"
 # The port of GKE's TPU device plugin. Source: tpu-metrics page of GKE, read 2026-11-20.
 _DEVICE_PLUGIN_PORT = 2112
@@ -30,7 +29,7 @@ _USER = 1000
 
 def exporter_container(image: str, group: SliceGroup) -> Json:
     """Returns the sidecar: it restarts by itself, and holds up neither start nor end of the pod."""
-    size = {"cpu": "100m", "memory": "192Mi"}
+    shape, size = group.shape, {"cpu": "100m", "memory": "192Mi"}
     return {
         "name": "tpu-exporter",
         "image": image,
@@ -39,10 +38,10 @@ def exporter_container(image: str, group: SliceGroup) -> Json:
         "command": ["python", "-m", "serving.exporters"],
         "args": [
             f"--port={EXPORTER_PORT}",
-            f"--libtpu=127.0.0.1:{LIBTPU_PORT}",
+            *(f"--libtpu=127.0.0.1:{port}" for port in metrics_ports(shape, group.num_engines)),
             f"--device-plugin=$(NODE_IP):{_DEVICE_PLUGIN_PORT}",
             f"--run-dir={RUN_FOLDER}",
-            f"--expected-chips={group.shape.chips_per_host}",
+            f"--expected-chips={shape.chips_per_host}",
         ],
         "env": _identity(group),
         "ports": [{"containerPort": EXPORTER_PORT, "name": EXPORTER_PORT_NAME}],

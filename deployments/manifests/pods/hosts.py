@@ -9,7 +9,6 @@ from deployments.manifests.hosts.environment import (
     reconnect,
 )
 from deployments.manifests.hosts.exporter import (
-    LIBTPU_PORT,
     LIBTPU_PORT_NAME,
     RUN_VOLUME,
     exporter_container,
@@ -47,6 +46,7 @@ from serving.domain.names.gke_names import (
     HOST_INDEX_LABEL,
 )
 from serving.slices.local.notes import END_WITHIN_VARIABLE
+from serving.tpu.chips import LIBTPU_PORT
 
 # Tells the agents of a host; needs neither Ray nor a network. `-I`: the image's Python, as it is.
 _TELL_AGENT = ("python", "-I", "-m", "serving.slices.local.tell_agent")

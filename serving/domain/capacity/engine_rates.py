@@ -10,7 +10,7 @@ Owns the encoding and both of its ends. Pure.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _BAR = "|"
 _KIND = "engine"
@@ -32,6 +32,17 @@ class EngineRate:
     output_tokens_per_s: float
     step_s: float
     kv_usage_ratio: float = 0.0
+
+    def of_slice(self, num_engines: int) -> "EngineRate":
+        """Returns what a slice would do on which `num_engines` do the same as this one.
+
+        A profile is of whole slices, so it is what a policy compares with it.
+        """
+        return replace(
+            self,
+            prompt_tokens_per_s=num_engines * self.prompt_tokens_per_s,
+            output_tokens_per_s=num_engines * self.output_tokens_per_s,
+        )
 
 
 _NEEDED = frozenset({"prompt_tokens_per_s", "output_tokens_per_s", "step_s"})

@@ -39,7 +39,8 @@ class CapacityProfile(BaseModel):
     """The measurements of one slice shape with one model on one engine. Times are in seconds.
 
     An engine over a multislice is measured whole: `num_slices` of the shape are then what a policy
-    counts, buys and prices as one slice.
+    counts, buys and prices as one slice. So are `num_engines` that share a slice: by this law they
+    are one engine with a part of the time for each sequence and prompt token.
 
     `ttft_floor_s` is the time to first token of a request alone, beyond the computing of its
     prompt. `load_s` is the time of an engine from a reserved slice until it is ready. `source`
@@ -55,6 +56,7 @@ class CapacityProfile(BaseModel):
     generation: str | None = None
     topology: str | None = None
     num_slices: Annotated[int, Field(ge=1, le=16)] = 1
+    num_engines: Annotated[int, Field(ge=1, le=256)] = 1
     base_s: _Positive
     per_sequence_s: _NotNegative
     per_prompt_token_s: _NotNegative
@@ -65,6 +67,17 @@ class CapacityProfile(BaseModel):
     measured_on: str
     """Date, as YYYY-MM-DD."""
     source: Annotated[str, Field(min_length=1)]
+
+    def of_slice(self, num_engines: int) -> "CapacityProfile":
+        """Returns the profile of a slice that `num_engines` share, each as this one."""
+        return self.model_copy(
+            update={
+                "num_engines": num_engines,
+                "per_sequence_s": self.per_sequence_s / num_engines,
+                "per_prompt_token_s": self.per_prompt_token_s / num_engines,
+                "max_num_seqs": self.max_num_seqs * num_engines,
+            }
+        )
 
     def work_s(self, input_tokens: float, output_tokens: float) -> float:
         """Returns the engine time that one more request costs, without the steps' base time."""

@@ -47,7 +47,7 @@ def with_programs(spec: EngineSpec, facts: HostFacts) -> EngineSpec:
     """Returns the resolved engine with key and folder of its programs, if it has a cache. Pure."""
     if spec.tpu is None or spec.tpu.compile_cache is None or spec.slice is None:
         return spec
-    shape, cache = spec.slice.shape, spec.tpu.compile_cache
+    shape, cache = spec.slice.engine_shape, spec.tpu.compile_cache
     key = cache_key(
         ProgramFacts(
             source=spec.source,

@@ -44,11 +44,12 @@ def resolve_settings(spec: EngineSpec, model_config: dict[str, Any] | None) -> E
     assert spec.tpu is not None
     requirements = EngineRequirements(
         model=spec.source,
-        shape=spec.slice.shape,
+        shape=spec.slice.engine_shape,
         args=spec.engine_args,
         env=spec.engine_env,
         compile_cache=None if spec.tpu.compile_cache is None else spec.tpu.compile_cache.local_dir,
         num_slices=spec.slice.num_slices,
+        num_engines=spec.slice.num_engines,
     )
     try:
         plan = plan_engine(requirements, _facts(spec, model_config), spec.model)

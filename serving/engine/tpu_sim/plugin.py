@@ -13,6 +13,7 @@ from serving.engine.tpu_sim.replacements import (
     ENABLED_VARIABLE,
     replace,
 )
+from serving.tpu.chips import VISIBLE_CHIPS
 from serving.tpu.multislice import SLICE_ID, own_environment
 from serving.tpu.rules import SLICE_IDS_VARIABLE
 
@@ -24,6 +25,8 @@ NUM_HOSTS_VARIABLE = "SLICEWISE_TPU_SIM_NUM_HOSTS"
 
 _PLATFORM = "serving.engine.tpu_sim.platform.SimulatedTpuPlatform"
 _DEVICE_MEMORY_BYTES = 64 * 1024 * 1024
+# XLA reads it once, when the first device is asked for.
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 _done: set[str] = set()
 
 
@@ -64,6 +67,7 @@ def _before_import() -> None:
     if "import" in _done:
         return
     _done.add("import")
+    _see_own_chips()
     from serving.engine.tpu_sim import jax_on_cpu, torch_on_cpu  # noqa: PLC0415
 
     torch_on_cpu.name_missing_operators()
@@ -72,6 +76,15 @@ def _before_import() -> None:
     torch_on_cpu.stand_in_for_tokamax()
     jax_on_cpu.drop_tpu_options()
     jax_on_cpu.copy_on_transfer()
+
+
+def _see_own_chips() -> None:
+    """Gives a process that was told its chips as many devices, as libtpu does."""
+    if chips := os.environ.get(VISIBLE_CHIPS):
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        kept = [flag for flag in flags if not flag.startswith(_DEVICE_COUNT)]
+        count = f"{_DEVICE_COUNT}={len(chips.split(','))}"
+        os.environ["XLA_FLAGS"] = " ".join([*kept, count])
 
 
 def _join_slice() -> None:

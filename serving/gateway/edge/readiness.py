@@ -67,7 +67,8 @@ def decide_readiness(facts: ReadinessFacts) -> Readiness:
 def required_engines(models: Iterable[ModelConfig]) -> int:
     """Returns how many engines the models have whatever their load."""
     return sum(
-        deployment.replicas if deployment.min_replicas is None else deployment.min_replicas
+        deployment.num_engines
+        * (deployment.replicas if deployment.min_replicas is None else deployment.min_replicas)
         for model in models
         for deployment in model.deployments
     )

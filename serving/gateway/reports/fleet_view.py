@@ -5,8 +5,9 @@ Owns the shape of that answer. `models` has this gateway's knowledge of the engi
 records, nor who may read them. Pure: no clock, no I/O; `now_s` is wall-clock time.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from serving.domain.plan_report import STALE_AFTER_S, ModelPlan, PlanReport
@@ -67,11 +68,7 @@ def describe_fleet(
     engines = {engine.engine_id: engine for model in models for engine in model.engines}
     slices = [
         # An engine over a multislice is shown with the first of its slices.
-        _slice_row(
-            record,
-            engines.pop(record.engine_id or "", None) if record.has_engine else None,
-            now_s,
-        )
+        _slice_row(record, _linked_of(record, engines), now_s)
         for record in snapshot.records
     ]
     slices += [
@@ -88,7 +85,7 @@ def describe_fleet(
         "supply": [_supply_row(record, now_s) for record in snapshot.supply],
         "orders": [_order_row(order, now_s) for order in snapshot.orders],
         "ended": [
-            _slice_row(record, None, now_s) | {"cause": str(record.life.cause)} for record in ended
+            _slice_row(record, (), now_s) | {"cause": str(record.life.cause)} for record in ended
         ],
         "quotas": [_quota_row(use) for use in nearest_uses(uses, MAX_QUOTA_ROWS)],
         "quotas_left_out": max(0, len(uses) - MAX_QUOTA_ROWS),
@@ -136,13 +133,20 @@ def _plan_row(plan: ModelPlan, now_s: float) -> dict[str, Any]:
 def _model_row(model: ModelView, records: Iterable[SliceRecord], now_s: float) -> dict[str, Any]:
     engines = {engine.engine_id: engine for engine in model.engines}
     rows = [
-        _engine_row(record, engines.pop(record.engine_id or "", None), now_s)
+        _engine_row(record, engines.pop(engine_id or "", None), now_s) | {"engine_id": engine_id}
         for record in records
         if record.model == model.described["name"] and record.has_engine
+        # Before they have started they are one row, as the slice is.
+        for engine_id in record.engine_ids or (None,)
     ]
     # Linked, but not listed: the directory has just restarted.
     rows += [_engine_row(None, engine, now_s) for engine in engines.values()]
     return {**model.described, "engines": rows}
+
+
+def _linked_of(record: SliceRecord, engines: dict[str, EngineStatus]) -> list[EngineStatus]:
+    """Takes out of `engines` those of a slice that are linked here."""
+    return [engines.pop(engine_id) for engine_id in record.engine_ids if engine_id in engines]
 
 
 def _engine_row(
@@ -172,7 +176,9 @@ def _engine_row(
     return row
 
 
-def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -> dict[str, Any]:
+def _slice_row(
+    record: SliceRecord, engines: Sequence[EngineStatus], now_s: float
+) -> dict[str, Any]:
     life = record.life
     # A waiting replica holds nothing, whatever it held in a life before.
     hosts = () if life.state in WAITING else record.hosts
@@ -181,6 +187,7 @@ def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -
         "replica_id": record.replica_id,
         "part": record.part,
         "engine_id": record.engine_id,
+        "num_engines": record.num_engines,
         "model": record.model,
         "version": record.version,
         "compute_class": record.compute_class,
@@ -201,14 +208,14 @@ def _slice_row(record: SliceRecord, engine: EngineStatus | None, now_s: float) -
         ],
         "num_chips": sum(host.num_chips for host in hosts),
         "drain_deadline_s": _seconds_left(record, now_s),
-        "in_flight": None if engine is None else engine.in_flight,
-        "kv_usage_ratio": None if engine is None else _kv_usage_ratio(engine),
+        "in_flight": sum(engine.in_flight for engine in engines) if engines else None,
+        "kv_usage_ratio": _mean_kv_usage_ratio(engines),
         "history": _history(life, now_s),
         "seconds_by_state": {
             str(state): round(seconds, 1) for state, seconds in life.seconds_by_state(now_s).items()
         },
     }
-    if engine is not None and engine.is_draining and life.state == SliceState.READY:
+    if any(engine.is_draining for engine in engines) and life.state == SliceState.READY:
         # The link is the shorter way: the gateway stops giving it requests before the directory
         # knows, and does so without the directory too.
         row |= {
@@ -283,6 +290,7 @@ def _unlisted_slice_row(model: str, engine: EngineStatus) -> dict[str, Any]:
         "replica_id": None,
         "part": 0,
         "engine_id": engine.engine_id,
+        "num_engines": 1,
         "model": model,
         "version": None,
         "compute_class": engine.compute_class,
@@ -326,6 +334,12 @@ def _seconds_left(record: SliceRecord, now_s: float) -> float | None:
     if record.drain_deadline_s is None or record.state == SliceState.GONE:
         return None
     return _past(now_s, record.drain_deadline_s)
+
+
+def _mean_kv_usage_ratio(engines: Iterable[EngineStatus]) -> float | None:
+    """Returns the mean of those that tell; engines on one slice have caches of one size."""
+    told = [ratio for each in engines if (ratio := _kv_usage_ratio(each)) is not None]
+    return round(fmean(told), 4) if told else None
 
 
 def _kv_usage_ratio(engine: EngineStatus) -> float | None:

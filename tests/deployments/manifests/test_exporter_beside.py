@@ -14,11 +14,22 @@ from kuberay.webhook import admitted, told_to
 
 from deployments.validation.documents import Folder, mapping
 from deployments.validation.found_pods import FoundPod, all_pods, selects
+from serving.domain.topology import slice_shape
 from serving.exporters.host_sources import WorkloadCollector, announce_host
 from serving.exporters.identity import Identity, read_identity
 from serving.telemetry.metric_names import HOST_LABELS
 
-from .examples import ROOT, as_folder, found, one, rendered, shipped, shipped_folder
+from .examples import (
+    ROOT,
+    as_folder,
+    found,
+    in_memory,
+    one,
+    raw_values,
+    rendered,
+    shipped,
+    shipped_folder,
+)
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "exporters")]
 
@@ -195,6 +206,16 @@ def test_libtpus_port_is_declared_where_its_runtime_is_and_asked_there() -> None
     declared = [port["containerPort"] for port in spec["containers"][0]["ports"]]
     assert 8431 in declared
     assert "--libtpu=127.0.0.1:8431" in sidecar(spec)["args"]
+
+
+def test_exporter_asks_the_runtime_of_every_engine_that_shares_a_host() -> None:
+    raw = raw_values((slice_shape("v6e", "2x4"), "spot"))
+    (model,) = raw["applications"][0]["args"]["models"]
+    model["deployments"][0]["slice"]["num_engines"] = 8
+    specs = one(in_memory(raw), "RayCluster").body["spec"]["workerGroupSpecs"]
+    (group,) = [each for each in specs if each["groupName"] == "v6e-2x4-spot"]
+    asked = [each for each in sidecar(group["template"]["spec"])["args"] if "libtpu" in each]
+    assert asked == [f"--libtpu=127.0.0.1:{port}" for port in range(8431, 8439)]
 
 
 def test_network_policy_lets_prometheus_in() -> None:

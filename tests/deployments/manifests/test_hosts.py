@@ -342,6 +342,27 @@ def test_model_fits_a_larger_disk_loaded_in_pieces(host: Json, args: Json) -> No
     assert words_of(tpu_model(LARGE, SHAPE, host, **args)) == []
 
 
+def test_each_engine_on_a_host_counts_where_it_loads_a_whole_checkpoint() -> None:
+    host = {"boot_disk": {"size_gb": 1250}}
+    raw = raw_values((SHAPE, "spot"), host=host)
+    (model,) = raw["applications"][0]["args"]["models"]
+    model |= {"engine": "vllm-tpu", "source": "org/model", "engine_args": {}}
+
+    def found(num_engines: int) -> list[str]:
+        model["deployments"][0]["slice"]["num_engines"] = num_engines
+        size = ModelSize(200 * GIB, "GptOssForCausalLM")
+        return [
+            str(each)
+            for each in size_problems(in_memory(raw), lambda _source: size)
+            if "RayCluster" in str(each)
+        ]
+
+    assert found(1) == found(SHAPE.num_hosts) == []
+    (problem,) = found(SHAPE.num_chips)
+    assert "needs 840.00 GiB while it loads" in problem
+    assert "by each of 4 engines" in problem
+
+
 def test_cache_in_memory_counts_as_memory() -> None:
     host = {"cache": {"medium": "memory", "size_gib": 1000}}
     (found,) = [

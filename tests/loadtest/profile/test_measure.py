@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,22 @@ def test_law_and_rate_of_one_slice_are_found(tmp_path: Path, num_slices: int) ->
     assert (profile.generation, profile.topology) == ("v6e", "2x4")
     assert "requests/s sustained" in describe_source(OBJECTIVE, LENGTHS, measured)
     assert len(said) > 10
+
+
+def test_engines_that_share_a_slice_are_measured_together(tmp_path: Path) -> None:
+    """Four engines on each of two slices, each by the law: a slice carries what four carry."""
+    shared = replace(subject(2), num_engines=4)
+    profile, measured = measure_slice(
+        LawBench(tmp_path, 8), shared, OBJECTIVE, LENGTHS,
+        most_users=64, tolerance=0.1, show=lambda _line: None,
+    )  # fmt: skip
+    true_rate = 4 * TRUE.max_requests_per_s(512, 128, 0.1)
+    assert (profile.num_engines, profile.max_num_seqs) == (4, 4 * 256)
+    assert profile.base_s == pytest.approx(TRUE.base_s, rel=0.15)
+    assert profile.per_sequence_s == pytest.approx(TRUE.per_sequence_s / 4, rel=0.2)
+    assert measured.predicted_per_s == pytest.approx(true_rate, rel=0.2)
+    assert measured.sustained_per_s is not None
+    assert true_rate / 1.2 <= measured.sustained_per_s <= true_rate * 1.01
 
 
 def test_server_that_fails_requests_is_not_profiled(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.slices.tpu_logs import tpu_log_dir
+from serving.tpu.host.tpu_logs import tpu_log_dir
 
 
 @pytest.mark.parametrize(
