@@ -21,6 +21,7 @@ RAY = {"TPU_MULTIHOST_BACKEND": "ray", "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1"}
 # Config: the slice, hosts, arguments and environment that its engines start with.
 EXPECTED: dict[str, tuple[str, int, dict[str, Any], dict[str, str]]] = {
     "v6e-1x1-llama-3.1-8b": ("v6e 1x1", 1, {"tensor_parallel_size": 1}, {}),
+    "v6e-2x4-llama-3.1-8b-per-chip": ("v6e 1x1", 1, {"tensor_parallel_size": 1}, {}),
     "v6e-2x4-llama-3.3-70b": ("v6e 2x4", 1, {"tensor_parallel_size": 8}, {}),
     "v6e-2x2-llama-3.1-8b": ("v6e 2x2", 1, {"tensor_parallel_size": 4}, {}),
     "v6e-4x4-llama-3.3-70b": ("v6e 4x4", 4, {"tensor_parallel_size": 16}, RAY),
