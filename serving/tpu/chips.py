@@ -18,6 +18,7 @@ LIBTPU_PORT = 8431
 _BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 
 VISIBLE_CHIPS = "TPU_VISIBLE_CHIPS"
+METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
 
 
 def host_of_engine(shape: SliceShape, num_engines: int, number: int) -> int:
@@ -55,7 +56,7 @@ def chips_environment(shape: SliceShape, num_engines: int, number: int) -> dict[
         "TPU_PROCESS_PORT": str(port),
         "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
         "CLOUD_TPU_TASK_ID": "0",
-        "TPU_RUNTIME_METRICS_PORTS": str(LIBTPU_PORT + place),
+        METRICS_PORTS: str(LIBTPU_PORT + place),
         # libtpu locks the whole host for a process that does not say so.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }

@@ -13,7 +13,9 @@ from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import Streams
 from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, judged, skipped
-from deployments.first_run.stages.served_models import run_model
+from deployments.first_run.stages.served_models import RunModel, run_model
+from serving.config.slices import SliceConfig
+from serving.tpu.chips import METRICS_PORTS, metrics_ports
 
 _CAPTURE = (PYTHON, "-m", "deployments.first_run.hosts.capture_here")
 _CAPTURE_S = 15.0
@@ -30,14 +32,15 @@ def exporter(context: StageContext) -> StageResult:
     """Captures every host idle with an engine on it, and while requests run."""
     hosts = hosts_of(context.address)
     model = run_model(context)
-    idle = hosts.run(_CAPTURE, _CAPTURE_S)
+    environment = _runtimes(model)
+    idle = hosts.run(_CAPTURE, _CAPTURE_S, environment)
     context.keep("idle.json", _text(idle))
     # No more than this model may hold at once, and long enough for a capture.
     streams = Streams(
         context.served.url, model.name, PROMPTS[:_NUM_STREAMS], _NUM_TOKENS, context.left_s
     )
     has_begun = streams.wait_begun(time.monotonic() + context.left_s / 2)
-    busy = hosts.run(_CAPTURE, _CAPTURE_S)
+    busy = hosts.run(_CAPTURE, _CAPTURE_S, environment)
     context.keep("busy.json", _text(busy))
     answers = streams.wait(context.until_s)
     errors = [answer.error for answer in answers if answer.error is not None]
@@ -50,11 +53,24 @@ def exporter(context: StageContext) -> StageResult:
         )
     ]
     for answer in busy:
-        measurements += _of_host(answer)
+        measurements += measured_on_host(answer, model.slice)
     return judged(RunStage.EXPORTER, measurements)
 
 
-def _of_host(answer: HostAnswer) -> list[Measurement]:
+def _runtimes(model: RunModel) -> dict[str, str]:
+    """Returns what tells the exporter of every engine on a host; nothing where there is one."""
+    if model.slice is None or model.slice.num_engines == 1:
+        return {}
+    ports = metrics_ports(model.slice.shape, model.slice.num_engines)
+    return {METRICS_PORTS: ",".join(map(str, ports))}
+
+
+def measured_on_host(answer: HostAnswer, wanted: SliceConfig | None) -> list[Measurement]:
+    """Returns what a capture beside streams shows, of a host of `wanted`. Pure.
+
+    Where engines share it, each of its chips has to be in use: else two engines have one chip, or
+    the exporter takes the chips of two for the same.
+    """
     told = answer.last_json()
     if told is None:
         return [
@@ -78,6 +94,16 @@ def _of_host(answer: HostAnswer) -> list[Measurement]:
     used = told["values"].get(_USED, [])
     words = f"{max(used) / 2**30:.1f} GiB" if used else "not told"
     found.append(Measurement(f"memory used of the fullest chip on {answer.host}", "", words))
+    if wanted is not None and wanted.num_engines > 1:
+        num_chips, num_used = wanted.shape.chips_per_host, sum(each > 0 for each in used)
+        found.append(
+            Measurement(
+                f"chips on {answer.host} with memory in use, over all engines",
+                f"{num_chips}",
+                f"{num_used}",
+                is_met=num_used == num_chips,
+            )
+        )
     return found
 
 

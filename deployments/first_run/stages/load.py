@@ -124,7 +124,7 @@ def _late_programs(context: StageContext, before: float | None) -> Measurement:
 def throughput(context: StageContext) -> StageResult:
     """Sends the load of a published figure, where there is one for this model on these chips."""
     model = run_model(context)
-    published = _published(model)
+    published = published_figure(model)
     if isinstance(published, str):
         return skipped(RunStage.THROUGHPUT, published)
     out = context.scratch / "throughput"
@@ -145,7 +145,8 @@ def throughput(context: StageContext) -> StageResult:
     return judged(RunStage.THROUGHPUT, [_beside(card, published)])
 
 
-def _published(model: RunModel) -> PublishedFigure | str:
+def published_figure(model: RunModel) -> PublishedFigure | str:
+    """Returns what others have published for all engines of a slice, or why nothing holds. Pure."""
     if model.slice is None or not model.config.is_on_tpu:
         return "no chips: no published figure holds here"
     shape, num_engines = model.slice.engine_shape, model.slice.num_engines

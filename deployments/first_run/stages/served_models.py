@@ -38,5 +38,9 @@ def run_model(context: StageContext) -> RunModel:
     checked = check_serve_config(dict(context.settings), installed_vllm_args())
     models = [model for config in checked.applications.values() for model in config.models]
     # What scales may well begin with none; then one that answers is waited for.
-    counts = [deployment.replicas or 0 for model in models for deployment in model.deployments]
+    counts = [
+        (deployment.replicas or 0) * deployment.num_engines
+        for model in models
+        for deployment in model.deployments
+    ]
     return RunModel(models[0].name, models[0], max(1, sum(counts)))

@@ -1,5 +1,6 @@
 """The decisions of single stages, without an application."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,11 +13,22 @@ import yaml
 
 from deployments.first_run.application import served_settings
 from deployments.first_run.hosts.ray_tasks import first_hosts, place_of
-from deployments.first_run.hosts.reach import PYTHON, HostsUnreachableError, RayHosts, ThisHost
+from deployments.first_run.hosts.reach import (
+    PYTHON,
+    HostAnswer,
+    HostsUnreachableError,
+    RayHosts,
+    ThisHost,
+)
 from deployments.first_run.requests.asking import StreamedAnswer
 from deployments.first_run.requests.prompts import PROMPTS
+from deployments.first_run.stages.chips import measured_on_host
+from deployments.first_run.stages.load import published_figure
 from deployments.first_run.stages.losses import first_gap
+from deployments.first_run.stages.served_models import RunModel
 from serving.config.check import check_serve_config
+from serving.config.models import ModelConfig
+from serving.config.slices import SliceConfig
 from serving.domain.inventory import SLICE_NAME_LABEL, WORKER_ID_LABEL
 from serving.tpu.published import published_for
 
@@ -155,3 +167,50 @@ def test_program_on_a_ray_node_is_told_its_place_in_its_slice() -> None:
     firsts = first_hosts(nodes)
     told = [tuple(place_of(each, firsts).values()) for each in nodes]
     assert told == [("1", "b"), ("0", "b"), ("0", "c"), ("0", "")]
+
+
+# -- engines that share a slice --
+
+
+def captured(used: list[float]) -> HostAnswer:
+    values = {
+        "tpu_chips_detected": [8.0],
+        "tpu_duty_cycle_ratio": [0.5],
+        "tpu_hbm_used_bytes": used,
+    }
+    told = {"capture": {"readings": [{"collector": "libtpu", "code": "ok"}]}, "values": values}
+    return HostAnswer("host-0", 0, json.dumps(told), "")
+
+
+def missed(answer: HostAnswer, wanted: SliceConfig | None) -> list[str]:
+    return [str(each.what) for each in measured_on_host(answer, wanted) if each.is_met is False]
+
+
+def test_every_chip_of_engines_that_share_a_host_has_to_be_in_use() -> None:
+    wanted = SliceConfig(generation="v6e", topology="2x4", num_engines=8)
+    assert missed(captured([1e9] * 8), wanted) == []
+    (what,) = missed(captured([1e9] * 7 + [0.0]), wanted)
+    assert what == "chips on host-0 with memory in use, over all engines"
+    # The exporter took the chips of two engines for the same.
+    assert len(missed(captured([1e9] * 4), wanted)) == 1
+    # One engine of a large model may well leave a chip alone, as far as is known.
+    assert missed(captured([1e9]), SliceConfig(generation="v6e", topology="2x4")) == []
+    assert missed(captured([1e9]), None) == []
+
+
+def test_published_figure_of_a_part_counts_for_each_engine_on_a_slice() -> None:
+    config = ModelConfig(
+        name="m",
+        source="meta-llama/Llama-3.1-8B-Instruct",
+        engine="vllm-tpu",
+        deployments=[
+            {
+                "compute_class": "spot",
+                "slice": {"generation": "v6e", "topology": "2x4", "num_engines": 8},
+            }
+        ],
+    )
+    figure = published_figure(RunModel("m", config, 8))
+    assert not isinstance(figure, str)
+    assert figure.requests_per_s == pytest.approx(8 * 10.77)
+    assert figure.concurrency == 8 * 128
