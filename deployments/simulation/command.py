@@ -25,7 +25,7 @@ from deployments.simulation.hosts.user_namespace import is_inside, relaunch, set
 from deployments.simulation.plan import SimulationPlan, parse_plan
 from deployments.simulation.redis import RedisServer, RedisUnavailableError
 from deployments.start.ports import free_ports
-from deployments.start.ray_access import TOKEN, shell_hint
+from deployments.start.ray_access import AUTH_MODE, TOKEN, WITH_TOKEN, shell_hint
 from deployments.start.serve import child_environment, dashboard_port, run_serve, site_of
 from serving.domain.errors import ConfigError
 
@@ -57,6 +57,8 @@ def up_command(
 ) -> None:
     """Start a simulated cluster and serve on it until Ctrl-C."""
     settle()
+    # Ray reads it once, when it is imported, and what checks the configuration imports it.
+    os.environ.setdefault(AUTH_MODE, WITH_TOKEN)
     described = _read_plan(plan)
     site = site_of(config)
     proxy_port, gcs_port, redis_port = free_ports(3)

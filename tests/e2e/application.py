@@ -118,7 +118,8 @@ class RunningApplication(Answers):
     `through` is the command that starts it: `serve` (`serve run FILE`), `slicewise` (`slicewise
     serve FILE`, which also makes its own folder below ours) or `sim` (`slicewise sim up`, on the
     simulated TPU cluster of `plan`, with `options`). `before` is what starts that command, none by
-    default. `api_key` is what its own questions carry. `binaries` holds the commands and
+    default. `environment` is added to what it inherits; `None` takes a variable away. `api_key` is
+    what its own questions carry. `binaries` holds the commands and
     `directory` is where they run: of this checkout by default.
     """
 
@@ -127,7 +128,7 @@ class RunningApplication(Answers):
         args: Mapping[str, Any],
         *,
         through: str = "serve",
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         api_key: str = "none",
         plan: Mapping[str, Any] | None = None,
         options: Sequence[str] = (),
@@ -210,13 +211,13 @@ class RunningApplication(Answers):
         }
         if self._ingress_log is not None:
             inherited["RAY_SERVE_HAPROXY_LOG_TARGET"] = self._ingress_log.target
-        if self._through == "serve":
-            made = child_environment(inherited | self._environment, str(self.folder))
-            return {**ON_LOOPBACK, **made}
         if self._through == "sim":
             # Tests speak to Ray from their own process, which has no token of it.
             inherited["RAY_AUTH_MODE"] = "disabled"
-        return inherited | {"TMPDIR": str(self.folder)} | self._environment
+        given = {k: v for k, v in (inherited | self._environment).items() if v is not None}
+        if self._through == "serve":
+            return {**ON_LOOPBACK, **child_environment(given, str(self.folder))}
+        return {"TMPDIR": str(self.folder)} | given
 
     def write_config(self, args: Mapping[str, Any]) -> Path:
         """Writes the configuration file around `args`; the running application does not notice."""

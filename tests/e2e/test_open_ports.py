@@ -359,7 +359,8 @@ def simulated() -> Iterator[RunningApplication]:
         application_args(paced_model(deployments=[deployment])),
         through="sim",
         plan=PLAN,
-        environment={"RAY_AUTH_MODE": "token"},
+        # As a user starts it, who has said nothing of a token.
+        environment={"RAY_AUTH_MODE": None},
     ) as running:
         yield running
 
