@@ -268,7 +268,7 @@ def _slice_text(wanted: SliceConfig) -> str:
     hosts = f"{shape.num_hosts} hosts" if shape.num_hosts > 1 else "1 host"
     kind = f"{shape.generation} {shape.topology} of {hosts}"
     if wanted.num_engines > 1:
-        return f"a part of a slice {kind}, {wanted.num_engines} on each"
+        return f"a slice {kind}, shared by {wanted.num_engines} engines"
     return f"a slice {kind}" if wanted.num_slices == 1 else f"{wanted.num_slices} slices {kind}"
 
 
