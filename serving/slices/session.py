@@ -2,9 +2,8 @@
 
 Owns the slices (`HeldSlices`; several where they are a multislice), the engine hosts on them
 (`EngineHosts`; several where a slice is divided), and the reports to the directory
-(`DirectoryReporter`). Does not own what follows a session:
-the replica does. A compute class without slices (`local`) reserves nothing: its engine host runs on
-any Ray node that has room.
+(`DirectoryReporter`). Does not own what follows a session: the replica does. A compute class
+without slices (`local`) reserves nothing: its engine host runs on any Ray node that has room.
 """
 
 import asyncio

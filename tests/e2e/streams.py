@@ -123,6 +123,19 @@ class Request:
         return answer
 
 
+def token_stream(model: str, prompt: list[int], num_tokens: int) -> Request:
+    """A completion of token ids that is as long as it may be, and tells the ids of its answer."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return Request("/v1/completions", body)
+
+
 def client_of(base_url: str, api_key: str = "none") -> httpx.AsyncClient:
     """A client without a bound on connections: every stream has its own."""
     return httpx.AsyncClient(

@@ -17,7 +17,7 @@ import pytest
 from serving.domain.tokens.paced import LETTERS, paced_tokens
 
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
-from .streams import Answer, Request, begin_all
+from .streams import Answer, Request, begin_all, token_stream
 
 pytestmark = [pytest.mark.e2e]
 
@@ -52,20 +52,8 @@ def rows(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def streams() -> list[Request]:
-    return [
-        Request(
-            "/v1/completions",
-            {
-                "model": MODEL,
-                "prompt": list(f"Stream {number}".encode()),
-                "max_tokens": NUM_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            },
-        )
-        for number in range(NUM_STREAMS)
-    ]
+    prompts = (list(f"Stream {number}".encode()) for number in range(NUM_STREAMS))
+    return [token_stream(MODEL, prompt, NUM_TOKENS) for prompt in prompts]
 
 
 def undisturbed(request: Request) -> list[int]:

@@ -17,7 +17,7 @@ from serving.domain.tokens.paced import LETTERS, paced_tokens
 from serving.tpu.chips import VISIBLE_CHIPS
 
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
-from .streams import Answer, Request, begin_all
+from .streams import Answer, begin_all, token_stream
 
 pytestmark = [pytest.mark.e2e]
 
@@ -78,20 +78,7 @@ async def answered(
 ) -> tuple[list[Answer], list[list[int]]]:
     """All streams, with `disturb` once each has begun; and what undisturbed ones would have."""
     prompts = [list(f"Stream {number}".encode()) for number in range(NUM_STREAMS)]
-    requests = [
-        Request(
-            "/v1/completions",
-            {
-                "model": MODEL,
-                "prompt": prompt,
-                "max_tokens": NUM_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            },
-        )
-        for prompt in prompts
-    ]
+    requests = [token_stream(MODEL, prompt, NUM_TOKENS) for prompt in prompts]
     answering = await begin_all(application.base_url, requests, READY_S)
     await asyncio.to_thread(disturb)
     return await answering, [paced_tokens(prompt, NUM_TOKENS, LETTERS) for prompt in prompts]

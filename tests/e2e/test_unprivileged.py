@@ -11,7 +11,7 @@ from tests.hosts.permission import skipped_where_refused
 from tests.hosts.unprivileged import without_rights
 
 from .application import RunningApplication, application_args, linked_engines, paced_model
-from .streams import Request, begin_all
+from .streams import begin_all, token_stream
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -42,20 +42,7 @@ def application() -> Iterator[RunningApplication]:
 async def test_streams_outlive_a_slice_that_is_cut_off(application: RunningApplication) -> None:
     assert "in a user namespace" in application.log_text()
     prompts = [list(f"Stream {number}".encode()) for number in range(NUM_STREAMS)]
-    requests = [
-        Request(
-            "/v1/completions",
-            {
-                "model": MODEL,
-                "prompt": prompt,
-                "max_tokens": NUM_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            },
-        )
-        for prompt in prompts
-    ]
+    requests = [token_stream(MODEL, prompt, NUM_TOKENS) for prompt in prompts]
     answering = await begin_all(application.base_url, requests, READY_S)
     await asyncio.to_thread(application.simulation, "partition", name="spot-0", for_s=30.0)
     answers = await answering
