@@ -46,7 +46,7 @@ class Job:
     def command(self) -> list[str]:
         """What is run."""
         left_out = [f"--ignore={path}" for path in self.ignored]
-        slowest = ("--durations=20", "--durations-min=10")
+        slowest = ("--durations=0", "--durations-min=5")
         asked = ["-q", *slowest, "-m", self.markers, *left_out, *self.paths]
         return [sys.executable, "-m", "pytest", *asked]
 

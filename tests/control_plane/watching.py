@@ -59,7 +59,8 @@ async def watching(
     watch = Watch(access, silence_s, **options)
     try:
         async with watch.reader:
-            await watch.provisioner.observe()
+            # Not by one look: on a busy machine the list is old before the first watches open.
+            await until(watch.groups, lambda: "a cluster is seen")
             yield watch
     finally:
         await watch.api.aclose()

@@ -1,8 +1,9 @@
-"""A process that runs batches: `python -m tests.gateway.batches.owner_process PLACE`.
+"""A process that runs batches: `python -m tests.gateway.batches.owner_process PLACE [LIMIT]`.
 
 PLACE is a folder, or the address of a bucket.
 
-It answers each line with the line's own body, some time after it was asked.
+It answers each line with the line's own body, some time after it was asked; LIMIT lines, and no
+line after them.
 """
 
 import asyncio
@@ -27,9 +28,16 @@ _ANSWER_S = 0.005
 
 
 class Echo:
-    """Answers lines. Implements `LineCaller`."""
+    """Answers `limit` lines; without one, all. Implements `LineCaller`."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._num_left = limit
 
     async def ask(self, batch: Batch, line: BatchLine) -> LineReply:
+        if self._num_left is not None:
+            if self._num_left == 0:
+                await asyncio.Event().wait()
+            self._num_left -= 1
         await asyncio.sleep(_ANSWER_S)
         return LineReply(200, line.body, f"{os.getpid()}-{line.number}")
 
@@ -41,14 +49,14 @@ def store_at(place: str) -> BatchStore:
     return SqliteBatchStore(Path(place))
 
 
-async def main(place: str) -> None:
+async def main(place: str, limit: int | None = None) -> None:
     settings = JobSettings(LIMITS, 64, LEASE_S, LEASE_S / 5, 3600.0)
     store = store_at(place)
     runner = BatchRunner(
-        store, Echo(), settings, str(os.getpid()), 1, time.time, BlockingCalls(), 3600.0
+        store, Echo(limit), settings, str(os.getpid()), 1, time.time, BlockingCalls(), 3600.0
     )
     await runner.run()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
