@@ -11,9 +11,7 @@ VENV ?= .venv
 # The tests of the everyday loop: those that start no engine, no Ray, no browser.
 FAST := not starts_engine and not e2e and not browser and not process and not slow and not long and not tpu_sim
 # Those of `make test` that do. Not said by `not`: files are left out by what an expression excludes.
-STARTS := (starts_engine or e2e or browser or process or slow) and not waits and not long and not tpu_sim
-# Those that take minutes and compute little: real time has to pass.
-WAITS := waits and not long
+STARTS := (starts_engine or e2e or browser or process or slow) and not long and not tpu_sim
 
 # One process a core; a file's tests stay together, because they share what they import and start.
 PARALLEL := -n $(shell nproc) --dist loadfile
@@ -123,7 +121,7 @@ unit: setup-dev
 # Jobs beside each other, because what starts Ray waits more than it computes: scripts/gate.py.
 test: setup-dev
 	@KUBEBUILDER_ASSETS=$$(.ci/kube-assets) || exit 1; export KUBEBUILDER_ASSETS; \
-	exec $(BIN)/python -m scripts.gate --fast "$(FAST)" --starts "$(STARTS)" --waits "$(WAITS)"
+	exec $(BIN)/python -m scripts.gate --fast "$(FAST)" --starts "$(STARTS)"
 
 test-long: setup-dev
 	$(BIN)/python -m pytest -m "long and not tpu_sim"

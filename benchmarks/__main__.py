@@ -8,6 +8,8 @@ quarters of an hour and needs `KUBEBUILDER_ASSETS`, `ingress` half an hour. `req
 request costs besides its tokens; `--base` names another checkout, whose gateway is measured beside.
 `dispatch` replays a trace of conversations, which `--trace` names, in simulated time, and prints.
 `dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
+`conversations` sends some to real gateways and engines, and writes the page of that name; `--only`
+is `paced`, beside which the simulation is held, or `vllm`, beside a07807c.
 
 `policies` simulates autoscaling policies beside each other, for hours, and writes the page of that
 name. It goes on where it was broken off: `--lines` is the file of its records. `--traces` is the
@@ -47,6 +49,7 @@ from benchmarks import (
     provisioner_report,
     request_cost,
 )
+from benchmarks.conversations.command import run_parts
 from benchmarks.ingress_disturbances import Kind
 from benchmarks.policies.command import compare_policies
 from benchmarks.side_by_side.command import compare
@@ -56,6 +59,7 @@ _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
     *(_SIDE_BY_SIDE, "pause", "metrics", "calibration", "clients", "provisioner", "ingress"),
     *("requests", "dispatch", "dispatch-loads", "choice", "floods", "policies"),
+    "conversations",
 )
 
 
@@ -110,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("part", nargs="?", choices=_PARTS, default=_SIDE_BY_SIDE)
     parser.add_argument("--pairs", type=int, default=NUM_PAIRS, help="of each comparison")
-    parser.add_argument("--only", help="keys of comparisons, or parts of `policies`")
+    parser.add_argument("--only", help="keys of comparisons, or parts of a part")
     parser.add_argument("--base", type=Path, help="another checkout, for `requests`")
     parser.add_argument("--trace", type=Path, help="of Mooncake's form, for `dispatch`")
     parser.add_argument("--skip", type=int, default=0, help="so many of its requests")
@@ -160,6 +164,8 @@ def main() -> None:
             num_seeds=given.seeds,
             until=given.until,
         )
+    if given.part == "conversations":
+        run_parts(given.only, lambda line: print(line, flush=True))
     if given.part == "choice":
         print(choice_cost.table(choice_cost.run()))
     if given.part == "dispatch":

@@ -1,9 +1,9 @@
 """`make test`: every test but the long ones, in one process more than there are cores.
 
 What starts Ray waits more than it computes, so the jobs below run side by side, the longest first;
-whoever is done takes the next one. Tests that wait for minutes and compute little are a job of
-their own. What a job has printed appears whole once it has ended, and the last lines say how long
-each took.
+whoever is done takes the next one. What a job has printed appears whole once it has ended, and the
+last lines say how long each took. A job that takes far too long is interrupted, and says where it
+stood.
 """
 
 import argparse
@@ -31,16 +31,28 @@ GROUPS = (
     ("slices", "autoscaling"),
     ("loadtest",),
 )
+# The longest takes half of it on a busy machine. pytest ends a test that hangs; this is for what
+# hangs outside of tests.
+LIMIT_S = 2700.0
+# What a job is told that is beyond it, one after the other. By the first pytest ends its fixtures,
+# by the second it says where each thread stands.
+LAST_WORDS_S = 60.0
+_LAST_WORDS = (signal.SIGINT, signal.SIGABRT, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of pytest: the markers selected, and the paths taken and left out."""
+    """One run of pytest: the markers selected, and the paths taken and left out.
+
+    Beyond `limit_s` it is ended, and has `last_words_s` for each thing it is told.
+    """
 
     name: str
     markers: str
     paths: tuple[str, ...]
     ignored: tuple[str, ...] = ()
+    limit_s: float = LIMIT_S
+    last_words_s: float = LAST_WORDS_S
 
     @property
     def command(self) -> list[str]:
@@ -60,8 +72,8 @@ class Ended:
     wall_s: float
 
 
-def jobs(fast: str, starts: str, waits: str) -> list[Job]:
-    """All that is run, the longest first. What only waits is no third start beside two."""
+def jobs(fast: str, starts: str) -> list[Job]:
+    """All that is run, the longest first."""
     groups = [tuple(f"{TESTS / each}" for each in group) for group in GROUPS]
     named = {path for group in groups for path in group}
     started = [Job(" ".join(group), starts, group, _others(group, named)) for group in groups]
@@ -69,7 +81,6 @@ def jobs(fast: str, starts: str, waits: str) -> list[Job]:
         *started[:2],
         Job("fast", fast, (f"{TESTS}",)),
         Job("the rest", starts, (f"{TESTS}",), tuple(sorted(named))),
-        Job("what waits", waits, (f"{TESTS / 'e2e'}",)),
         *started[2:],
     ]
 
@@ -109,7 +120,7 @@ class Queue:
                 preexec_fn=heed_interrupts,
             )
             self._running.add(run)
-            code = run.wait()
+            code = _wait(run, job)
             self._running.discard(run)
             said.seek(0)
             text = said.read()
@@ -124,14 +135,25 @@ class Queue:
             run.send_signal(signal.SIGINT)
 
 
+def _wait(run: "subprocess.Popen[str]", job: Job) -> int:
+    """Waits for its end; beyond the job's limit it is brought about."""
+    wait_s = job.limit_s
+    for last_word in _LAST_WORDS:
+        try:
+            return run.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            run.send_signal(last_word)
+            wait_s = job.last_words_s
+    return run.wait()
+
+
 def main() -> None:
     """Ends with 1 if a job failed."""
     parser = argparse.ArgumentParser(prog="gate.py")
     parser.add_argument("--fast", required=True, help="the expression of markers of fast tests")
     parser.add_argument("--starts", required=True, help="that of tests that start something")
-    parser.add_argument("--waits", required=True, help="that of tests that wait for minutes")
     options = parser.parse_args()
-    queue = Queue(jobs(options.fast, options.starts, options.waits))
+    queue = Queue(jobs(options.fast, options.starts))
     # One more than there are cores, because what starts Ray also waits.
     num_workers = 1 + max(2, os.cpu_count() or 1)
     workers = [threading.Thread(target=queue.work) for _ in range(num_workers)]

@@ -1,9 +1,12 @@
 """The jobs of `make test`: none of the tests is forgotten, and none is run twice."""
 
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from scripts.gate import Job, Queue, jobs
 
@@ -15,7 +18,7 @@ def runs(job: Job, path: str) -> bool:
 
 
 def test_every_test_that_starts_something_is_in_one_job() -> None:
-    started = [job for job in jobs("fast", "starts", "waits") if job.markers == "starts"]
+    started = [job for job in jobs("fast", "starts") if job.markers == "starts"]
     assert len(started) > 3
     files = [f"{path.relative_to(ROOT)}" for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(files) > 100
@@ -24,34 +27,63 @@ def test_every_test_that_starts_something_is_in_one_job() -> None:
 
 
 def test_fast_tests_are_one_job_of_all_files() -> None:
-    (fast,) = (job for job in jobs("fast", "starts", "waits") if job.markers == "fast")
+    (fast,) = (job for job in jobs("fast", "starts") if job.markers == "fast")
     assert (fast.paths, fast.ignored) == (("tests",), ())
 
 
 def test_jobs_name_only_what_is_there() -> None:
-    for job in jobs("fast", "starts", "waits"):
+    for job in jobs("fast", "starts"):
         for path in (*job.paths, *job.ignored):
             assert (ROOT / path).exists(), path
 
 
+ENDLESS = """
+import faulthandler, pathlib, signal, sys, time, traceback
+faulthandler.enable()
+if sys.argv[2] == str(signal.SIGABRT.value):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def sleep(seconds):
+    time.sleep(seconds)
+try:
+    pathlib.Path(sys.argv[1]).touch()
+    sleep(300)
+except KeyboardInterrupt:
+    traceback.print_exc()
+    sys.exit(2)
+"""
+
+
 class Endless(Job):
-    """A job that says when it runs, and ends when it is interrupted."""
+    """Says by a file that it runs, and ends when it is interrupted, or not even then."""
 
     @property
     def command(self) -> list[str]:
-        program = (
-            "import pathlib, sys, time\n"
-            "try:\n"
-            f"    pathlib.Path({self.paths[0]!r}).touch()\n"
-            "    time.sleep(300)\n"
-            "except KeyboardInterrupt:\n    sys.exit(2)"
-        )
-        return [sys.executable, "-c", program]
+        return [sys.executable, "-c", ENDLESS, self.paths[0], self.markers]
+
+
+@pytest.mark.parametrize(
+    ("heeds", "code"),
+    [(signal.SIGINT, 2), (signal.SIGABRT, -signal.SIGABRT)],
+    ids=["hears", "hangs"],
+)
+def test_job_that_takes_too_long_says_where_it_stood_and_is_ended(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    heeds: signal.Signals,
+    code: int,
+) -> None:
+    mark = f"{tmp_path / 'mark'}"
+    late = Endless("late", f"{heeds:d}", (mark,), limit_s=3.0, last_words_s=1.0)
+    queue = Queue([late])
+    queue.work()
+    assert [(each.job.name, each.code) for each in queue.ended] == [("late", code)]
+    assert " in sleep" in capsys.readouterr().out
 
 
 def test_interrupted_gate_ends_what_runs_and_begins_nothing(tmp_path: Path) -> None:
     marks = [tmp_path / "first", tmp_path / "second"]
-    queue = Queue([Endless(mark.name, "", (f"{mark}",)) for mark in marks])
+    heeds = f"{signal.SIGINT:d}"
+    queue = Queue([Endless(mark.name, heeds, (f"{mark}",)) for mark in marks])
     worker = threading.Thread(target=queue.work)
     worker.start()
     deadline_s = time.monotonic() + 60

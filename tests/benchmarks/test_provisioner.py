@@ -36,6 +36,7 @@ def test_page_keeps_what_is_written_by_hand() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.long
 async def test_small_run_has_every_figure() -> None:
     reason = missing_binaries(os.environ) or missing_crds(CRDS)
     if reason is not None:

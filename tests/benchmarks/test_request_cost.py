@@ -5,7 +5,7 @@ import pytest
 from benchmarks.request_cost import SHAPES, Row, gateways, report
 from tests.e2e.application import PROJECT_ROOT
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
 async def test_each_kind_of_request_has_a_cost() -> None:

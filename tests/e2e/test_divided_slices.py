@@ -150,6 +150,7 @@ async def test_killed_replicas_are_succeeded_by_ones_that_take_all_engines_over(
         assert adopted == engine_ids(was, row["replica_id"])
 
 
+@pytest.mark.long
 async def test_engine_that_dies_takes_its_slice_along_and_no_stream(
     application: RunningApplication,
 ) -> None:

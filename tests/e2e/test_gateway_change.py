@@ -23,7 +23,7 @@ from .application import Role, RunningApplication, application_args, paced_model
 from .rollout_load import patiently
 from .streams import READ_TIMEOUT_S, Answer, Request
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 # One token in a second: what takes time here computes next to nothing.
 TPOT_MS, NUM_TOKENS = 1000, 181

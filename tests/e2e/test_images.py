@@ -25,7 +25,7 @@ from .application import (
 )
 from .streams import Answer, Request, stream_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine, pytest.mark.long]
 
 MODEL = "eye"
 NUM_TOKENS = 400

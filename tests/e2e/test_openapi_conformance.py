@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.needs("schemathesis")]
 
 SEED = 20261124
 # Of each operation, valid and invalid ones.
-NUM_IN_GATE, NUM_LONG = 12, 150
+NUM_IN_GATE, NUM_LONG = 6, 150
 LEAST_ANSWERED = 0.25
 # Most answers are as long as the model lets them be.
 SHORT = {"ttft_ms": 0, "tpot_ms": 0.1, "max_model_len": 96}

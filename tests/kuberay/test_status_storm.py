@@ -21,7 +21,11 @@ from serving.domain.supply.records import SupplyState
 from .storm import RESERVED, SHAPE, SPOT, Storm, name_of, storm_on
 from .webhook_server import Webhook
 
-pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,11 @@ from .cloud import Loss
 from .losses import DOUBLE, KINDS, SINGLE, Kind, LosingFleet, losing_fleet
 from .webhook_server import Webhook
 
-pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +69,7 @@ def log_figures(losing: LosingFleet) -> None:
     [
         pytest.param(4.0, id="collected at once"),
         # After 40 to 80 s.
-        pytest.param(None, id="collected by Kubernetes", marks=pytest.mark.long),
+        pytest.param(None, id="collected by Kubernetes"),
     ],
 )
 async def test_thirty_losses_leave_everybody_a_slice_and_nothing_else(
@@ -90,7 +94,6 @@ async def test_thirty_losses_leave_everybody_a_slice_and_nothing_else(
 SIX_LOSSES = ([Loss.GONE], [Loss.FAILED, Loss.GONE], [Loss.FAILED, Loss.GONE, Loss.FAILED])
 
 
-@pytest.mark.long
 async def test_without_a_host_index_names_of_living_slices_are_given_again(
     control_plane: ControlPlane, webhook: Webhook, tmp_path: Path
 ) -> None:
@@ -122,7 +125,6 @@ def slices_as_told(
     return found
 
 
-@pytest.mark.long
 async def test_without_a_host_index_and_by_name_alone_replicas_wait_for_good(
     control_plane: ControlPlane,
     webhook: Webhook,
@@ -168,7 +170,6 @@ class ByCountAlone:
         return replace(group, slices=tuple(in_order[: group.asked_for]))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.group)
 async def test_by_the_count_alone_a_slice_that_was_named_too_late_stays_for_good(
     control_plane: ControlPlane, webhook: Webhook, tmp_path: Path, kind: Kind

@@ -366,6 +366,7 @@ def test_host_that_is_killed_takes_its_processes_and_its_slice_returns_elsewhere
     check_others_stayed(before, hosts(control))
 
 
+@pytest.mark.long
 def test_slice_whose_host_ended_by_itself_is_replaced(
     control: Path, running: psutil.Process
 ) -> None:
