@@ -7,7 +7,7 @@ gateway against many.
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.dispatch_baselines import Asked
 from benchmarks.dispatch_trace import Submit, choosing_fleet, ttft_quantiles_s
@@ -39,6 +39,7 @@ class Load:
 
 
 HOT = Load("hot beginning", 8, 3000, 30.0, 400, 60, CHIP_WITH_CACHE, 64, 6000, 0.3)
+BUSY = replace(HOT, name="hot beginning, three times as often", requests_per_s=90.0)
 CHANCE = Load("prompts by chance", 8, 3000, 60.0, 1500, 100)
 LONG = Load("an engine dies", 8, 1500, 15.0, 400, 400, CHIP_WITH_CACHE, 64, 6000, 0.3)
 MANY = Load("64 engines", 64, 12_000, 480.0, 1500, 100)
@@ -92,7 +93,7 @@ def run(load: Load, kind: str, num_gateways: int, dies_after: float | None = Non
 async def _send(load: Load, gateways: Sequence[Submit]) -> None:
     loop, chance = asyncio.get_running_loop(), random.Random(3)
     at_s = loop.time()
-    for number, (prompt, blocks) in enumerate(_prompts(load, chance)):
+    for number, (prompt, blocks) in enumerate(prompts(load, chance)):
         at_s += chance.expovariate(load.requests_per_s)
         await asyncio.sleep(at_s - loop.time())
         output = 1 + int(chance.expovariate(1 / load.output_tokens))
@@ -105,7 +106,7 @@ async def _die(load: Load, fleet: SimulatedFleet, after: float) -> None:
     await fleet.servers[0].close()
 
 
-def _prompts(load: Load, chance: random.Random) -> Iterator[tuple[list[int], list[int]]]:
+def prompts(load: Load, chance: random.Random) -> Iterator[tuple[list[int], list[int]]]:
     """Yields prompts, each with names of its blocks: shared ones are named by their beginning."""
     shared = [chance.choices(range(256), k=load.shared_tokens) for _ in range(load.num_shared)]
     for number in range(load.num_requests):
@@ -157,6 +158,9 @@ def outcomes(report: Callable[[LoadOutcome], None]) -> None:
     for num_gateways in (1, 4, 16):
         for kind in ("fewest requests", "room and cache", "own prefix tree"):
             report(run(HOT, kind, num_gateways))
+    report(run(BUSY, "fewest requests", 1))
+    for num_gateways in (1, 4, 16):
+        report(run(BUSY, "room and cache", num_gateways))
     for kind in ("fewest requests", "room and cache"):
         report(run(CHANCE, kind, 1))
     for num_gateways in (1, 16):

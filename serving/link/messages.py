@@ -66,6 +66,8 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     `batch_id` is the batch that it is a line of; empty for any other request.
     `block_context` is what its blocks in a prefix cache depend on besides tokens, for engines that
     do not read the payload; `None` means nothing, or nothing that the gateway knows.
+    `expected_keys` are those blocks of its tokens that the engine will have cached by it, as far as
+    its gateway knows of none there; `joined`, for the other gateways.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class TokenRequest(msgspec.Struct, array_like=True, frozen=True, tag="submit"):
     work: float = 0.0
     block_context: BlockContext | None = None
     batch_id: str = ""
+    expected_keys: bytes = b""
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from serving.domain.limits import MAX_BUFFERED_BYTES, STATS_INTERVAL_S, LinkEncryption, needs_tls
+from serving.domain.tokens.cached_blocks import KEY_BYTES
 from serving.link.batch_counts import BatchCounts
 from serving.link.cache_teller import CacheTeller
 from serving.link.connection import HANDSHAKE_TIMEOUT_S
@@ -320,12 +321,15 @@ class LinkServer:
             self._refuse(gateway, request.request_id, "another gateway's request has this id")
         elif self._waiting.qsize() >= self.limits.max_waiting_messages:
             self._refuse(gateway, request.request_id, "too many requests wait for the engine")
+        elif len(request.expected_keys) % KEY_BYTES:
+            self._refuse(gateway, request.request_id, "its expected_keys are not whole keys")
         else:
             charged = ChargedRequest.of(request)
             self._owners[request.request_id] = _Owned(gateway, charged, request.batch_id)
             if self._rooms is not None:
                 now_s = asyncio.get_running_loop().time()
                 self._rooms.began(gateway, request.request_id, charged, now_s)
+            self._cache.came(request.request_id, request.expected_keys)
             self._spans.taken(request)
             self._unfed_tokens += _num_tokens(request)
             self._waiting.put_nowait((gateway, request))
@@ -438,6 +442,7 @@ class LinkServer:
     def _disown(self, request_id: str) -> None:
         """Forgets a request that its gateway expects nothing of any more."""
         owned = self._owners.pop(request_id)
+        self._cache.ended(request_id)
         if self._rooms is not None:
             self._rooms.ended(request_id, owned.charged)
 

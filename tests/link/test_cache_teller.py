@@ -1,15 +1,16 @@
 """What a gateway hears of an engine's cache adds up to what the cache has, over real links."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from serving.domain.tokens.block_hashes import BlockContext, MediaItem
-from serving.domain.tokens.cached_blocks import split
+from serving.domain.tokens.cached_blocks import joined, split
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.engine.paced.config import PacedConfig
 from serving.link import cache_teller
-from serving.link.messages import CacheDelta, CacheSnapshot, TokenRequest
+from serving.link.messages import CacheDelta, CacheSnapshot, Finish, TokenRequest
 
 from .peers import Gateway, WatchedEngine, connected, raw_gateway, serving
 from .test_link_stats import until
@@ -101,6 +102,72 @@ async def test_blocks_of_adapters_salts_and_media_are_told_by_the_names_that_gat
             await until(lambda: known.keys == keys_in(engine))
             assert known.keys == named
         assert len(named) == len(contexts) * 4
+
+
+async def test_what_requests_in_line_will_bring_in_counts_as_there_until_they_end() -> None:
+    """Whatever comes, ends or is given up: what is known adds up."""
+    # It has a place for the first one, and nothing else has come into its cache.
+    slow = replace(WITH_CACHE, max_num_seqs=1, time_per_token_s=1000.0)
+    engine, chance = WatchedEngine(slow), random.Random(4)
+    async with (
+        serving(engine) as server,
+        connected(server.address, "one") as one,
+        connected(server.address, "two") as two,
+        connected(server.address, "three") as three,
+    ):
+        early, layout = Known(two), one.client.cache_layout
+        assert layout is not None
+        one.client.submit(TokenRequest("before all", [1] * 300, max_tokens=2))
+        shared = chance.choices(range(250), k=400)
+        in_line: dict[str, set[bytes]] = {}
+
+        def expected() -> set[bytes]:
+            return keys_in(engine).union(*in_line.values())
+
+        for number in range(30):
+            if in_line and chance.random() < 0.4:
+                name = chance.choice(list(in_line))
+                del in_line[name]
+                one.client.abort([name])
+            else:
+                prompt = [*shared, *chance.choices(range(250), k=300)]
+                keys = list(NamedBlocks(prompt).keys(layout))
+                in_line[f"r{number}"] = set(keys)
+                one.client.submit(
+                    TokenRequest(f"r{number}", prompt, max_tokens=2, expected_keys=joined(keys))
+                )
+            if number % 5 == 0:
+                await until(lambda: early.keys == expected())
+        assert len(keys_in(engine)) == 2
+        assert len(expected()) > 10
+        late = Known(three)
+        await until(lambda: late.keys == expected())
+        one.client.abort(list(in_line))
+        await until(lambda: late.keys == keys_in(engine))
+
+
+async def test_what_was_expected_and_is_cached_stays_known_when_its_request_ends() -> None:
+    engine = WatchedEngine(WITH_CACHE)
+    async with serving(engine) as server, connected(server.address) as gateway:
+        known, layout = Known(gateway), gateway.client.cache_layout
+        assert layout is not None
+        prompt = [each % 250 for each in range(600)]
+        keys = joined(NamedBlocks(prompt).keys(layout))
+        gateway.client.submit(TokenRequest("a", prompt, max_tokens=3, expected_keys=keys))
+        await gateway.until_ended("a")
+        await until(lambda: known.keys == keys_in(engine) == set(split(keys)))
+        await fill(gateway, engine, random.Random(5), 20)
+        await until(lambda: known.keys == keys_in(engine))
+        assert not known.keys & set(split(keys)), "gone with its blocks"
+
+
+async def test_keys_that_are_not_whole_are_refused() -> None:
+    engine = WatchedEngine(WITH_CACHE)
+    async with serving(engine) as server, connected(server.address) as gateway:
+        gateway.client.submit(TokenRequest("a", [1] * 300, max_tokens=2, expected_keys=b"1234567"))
+        await gateway.until_ended("a")
+        assert gateway.ends["a"].finish == Finish.ERROR
+        assert "not whole keys" in str(gateway.ends["a"].stop_reason)
 
 
 async def test_an_idle_engine_tells_that_its_cache_was_emptied() -> None:

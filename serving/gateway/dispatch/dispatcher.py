@@ -28,6 +28,7 @@ from serving.domain.errors import (
 )
 from serving.domain.limits import migrate_by_s
 from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.domain.tokens.cached_blocks import joined
 from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits
 from serving.gateway.dispatch.batch_work import BatchWork, may_yield
 from serving.gateway.dispatch.choice.engine_roster import EngineRoster
@@ -479,8 +480,9 @@ class Dispatcher:
         connection.num_dispatched += 1
         self._batch.began(request)
         request.telemetry.dispatched(connection, choice, time.monotonic())
+        told = self._expect(request, connection.engine_id)
         try:
-            connection.link.submit(request.to_message())
+            connection.link.submit(request.to_message(told))
         except LinkClosedError as error:
             # The link broke a moment ago; its owner is about to report the loss of all that was on
             # it.
@@ -491,9 +493,6 @@ class Dispatcher:
         else:
             if connection.room is not None:
                 connection.room.sent(need)
-            if request.blocks is not None:
-                index, engine_id = self._engines.index, connection.engine_id
-                request.expected_keys = index.expect(engine_id, request.blocks)
             late_s = self._pace.late_after_s(request.first_token_cost)
             if late_s is not None and len(self._connections) > 1:
                 self._unbegun.given(request.request_id, request.attempt, late_s)
@@ -540,6 +539,14 @@ class Dispatcher:
             return False
         expected_s = self._pace.expected_s(route.first_token_cost)
         return expected_s is not None and expected_s * GAIN <= waited_s
+
+    def _expect(self, request: InFlightRequest, engine_id: str) -> bytes:
+        """Notes what an engine will have cached by a request; what it has not told of, `joined`."""
+        if request.blocks is None:
+            return b""
+        index = self._engines.index
+        request.expected_keys = index.expect(engine_id, request.blocks)
+        return joined(index.unknown(engine_id, request.expected_keys))
 
     def _expect_nothing(self, request: InFlightRequest) -> None:
         """Notes that its engine has told what it has of a request, or will have nothing."""

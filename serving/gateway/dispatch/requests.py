@@ -110,8 +110,11 @@ class InFlightRequest:
         """The request's id on the link: one per attempt, so that attempts cannot be mistaken."""
         return self.request_id if self.attempt == 0 else f"{self.request_id}~{self.attempt}"
 
-    def to_message(self) -> TokenRequest:
-        """Returns the request as it stands now: whole at first, resumed later."""
+    def to_message(self, expected_keys: bytes = b"") -> TokenRequest:
+        """Returns the request as it stands now: whole at first, resumed later.
+
+        `expected_keys` are as `TokenRequest` has them.
+        """
         is_resumed = bool(self.emitted) and self.resume_payload is not None
         return TokenRequest(
             request_id=self.wire_id,
@@ -126,6 +129,7 @@ class InFlightRequest:
             payload=(self.resume_payload if is_resumed else self.payload) or [],
             traceparent=self.telemetry.traceparent,
             block_context=self._block_context,
+            expected_keys=expected_keys,
         )
 
     @property

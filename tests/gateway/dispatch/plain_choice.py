@@ -13,7 +13,7 @@ from serving.gateway.dispatch.known_room import Need
 
 # All engines are compared of so many at most.
 ALL_COMPARED = 8
-SAME_TOKENS, STEP_TOKENS, SEQUENCE_TOKENS, MOST_IN_STEP, FOR_OTHERS = 64, 240, 4, 8192, 1
+SAME_TOKENS, STEP_TOKENS, SEQUENCE_TOKENS, MOST_IN_STEP, FOR_OTHERS = 64, 240, 4, 8192, 2
 
 
 @dataclass(frozen=True, slots=True)

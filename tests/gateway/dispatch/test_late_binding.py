@@ -331,13 +331,13 @@ async def test_a_request_goes_where_most_of_it_is_cached() -> None:
 
 
 async def test_a_longer_line_outweighs_what_is_cached() -> None:
-    """A hot beginning spreads when its engine has twice in line what it would save."""
+    """A hot beginning spreads when its engine has three times in line what it would save."""
     fleet = Fleet()
     idle, hot = with_cache(fleet, "e1", []), with_cache(fleet, "e2", PROMPT)
-    hot.tell(backlog_tokens=800)
+    hot.tell(backlog_tokens=2 * len(PROMPT))
     fleet.submit("a", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
     assert hot.running == ["a"]
-    hot.tell(backlog_tokens=2000)
+    hot.tell(backlog_tokens=3 * len(PROMPT) + 500)
     fleet.submit("b", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
     assert idle.running == ["b"]
 

@@ -6,9 +6,11 @@ Figures are of the simulation and so exact: nothing here measures this machine.
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.dispatch_loads import BUSY, prompts
 from serving.domain.tokens.paced import paced_token
 from serving.domain.usage.tenant_shares import OUTPUT_WEIGHT
 from tests.gateway.dispatch.floods import (
@@ -281,6 +283,50 @@ def test_agents_find_their_instructions_through_any_number_of_gateways() -> None
     assert min(one_cached, many_cached) > 0.75
     assert blind_cached < 0.5
     assert many_s < 0.3 * blind_s
+
+
+def test_a_beginning_in_line_is_not_computed_again_for_another_gateway() -> None:
+    """Both engines compute something else meanwhile, so that no cache has it yet."""
+    chance = random.Random(4)
+    begin = prompt_of(6000, chance)
+
+    async def main() -> None:
+        async with simulated_fleet(2, engines_of(CHIP_WITH_CACHE, 2)) as fleet:
+            for name in ("other", "another"):
+                fleet.gateways[0].submit(name, prompt_of(3000, chance), 5)
+            await asyncio.sleep(0.02)
+            fleet.gateways[0].submit("first", begin + [1] * 100, 5)
+            await asyncio.sleep(0.06)
+            assert [engine.load.num_waiting for engine in fleet.engines] in ([0, 1], [1, 0])
+            fleet.gateways[1].submit("second", begin + [2] * 100, 5)
+            await fleet.until_done()
+            assert fleet.gateways[1].answers["second"].num_cached >= 5900
+
+    run_on_network(main())
+
+
+def test_busy_engines_do_not_go_on_giving_up_each_others_beginnings() -> None:
+    """After the first seconds, in which all are computed, none is."""
+    load = replace(BUSY, num_requests=1000)
+    late: list[Answer] = []
+
+    async def main() -> None:
+        engines = engines_of(load.engine, load.num_engines)
+        async with simulated_fleet(16, engines) as fleet:
+            chance, loop = random.Random(3), asyncio.get_running_loop()
+            began_s = at_s = loop.time()
+            for number, (prompt, _) in enumerate(prompts(load, chance)):
+                at_s += chance.expovariate(load.requests_per_s)
+                await asyncio.sleep(at_s - loop.time())
+                output = 1 + int(chance.expovariate(1 / load.output_tokens))
+                chance.choice(fleet.gateways).submit(f"r{number}", prompt, output)
+            await fleet.until_done()
+            late.extend(each for each in fleet.answers if each.came_at_s > began_s + 7)
+
+    run_on_network(main())
+    assert len(late) > 200
+    computed = [each for each in late if each.num_cached < load.shared_tokens - 100]
+    assert len(computed) <= 0.02 * len(late)
 
 
 def test_answers_are_whole() -> None:

@@ -97,6 +97,11 @@ class CacheIndex:
             self._expected_masks[key] = self._expected_masks.get(key, 0) | bit
         return keys
 
+    def unknown(self, engine_id: str, keys: Iterable[bytes]) -> list[bytes]:
+        """Returns those of the keys of which the engine has not told; all if it tells nothing."""
+        known = self._keys.get(engine_id, set())
+        return [key for key in keys if key not in known]
+
     def settle(self, engine_id: str, keys: Iterable[bytes]) -> None:
         """Expects no more what `expect` has returned: the engine has told, or will not have it."""
         expected = self._expected.get(engine_id)

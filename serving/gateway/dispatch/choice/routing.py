@@ -152,9 +152,10 @@ STEP_TOKENS = 240
 SEQUENCE_TOKENS = 4
 # So much of prompts is in one step: vLLM's own default.
 MOST_IN_STEP = 8192
-# What is computed for a request counts so often again, for those that come after it: as long as its
-# engine is busy they wait for it as well.
-FOR_OTHERS = 1
+# What is computed for a request counts so often again: as long as its engine is busy, those behind
+# it wait for it as well, and what it takes in a full cache another will have to compute anew. With
+# 1, engines near their limit kept on computing beginnings anew (docs/results/dispatch.md).
+FOR_OTHERS = 2
 # Of more engines than so many two are compared, other ones for each request: of 64 engines behind
 # sixteen gateways the slowest tenth's first token came in half the time.
 _ALL_COMPARED = 8
