@@ -37,6 +37,7 @@ BESIDE = {
     "serving/gateway/dispatch/batch_work.py",
     "serving/gateway/dispatch/choice/cache_index.py",
     "serving/gateway/dispatch/choice/engine_roster.py",
+    "serving/gateway/dispatch/choice/popular.py",
     "serving/gateway/dispatch/deadlines.py",
     "serving/gateway/dispatch/first_tokens.py",
     "serving/gateway/dispatch/full_time.py",

@@ -22,7 +22,7 @@ BLOCK_SIZE = 32
 
 
 # Room for one request and a little more, and for all of them.
-@pytest.mark.parametrize("num_blocks", [pytest.param(20, marks=pytest.mark.quick), 1000])
+@pytest.mark.parametrize("num_blocks", [20, 1000])
 async def test_500_requests_find_as_much(models: TinyModels, caches: Path, num_blocks: int) -> None:
     conversations = Conversations(num_blocks, (3, 250))
 

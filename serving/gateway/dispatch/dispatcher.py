@@ -480,6 +480,7 @@ class Dispatcher:
         connection.num_dispatched += 1
         self._batch.began(request)
         request.telemetry.dispatched(connection, choice, time.monotonic())
+        self._engines.sent(request)
         told = self._expect(request, connection.engine_id)
         try:
             connection.link.submit(request.to_message(told))

@@ -92,6 +92,7 @@ class InFlightRequest:
     # they are called by engines is not known.
     blocks: NamedBlocks | None = None
     expected_keys: list[bytes] = field(default_factory=list)  # see `CacheIndex.expect`
+    beginning: bytes | None = None  # what engines had of it, see `cache_index.Found`
     # Sent in place of `payload` once something has been emitted; `None` means `payload` serves.
     resume_payload: list[bytes] | None = None
 

@@ -44,17 +44,20 @@ class Engine:
         takes = self.uncached(need) + need.num_expected
         return self.has_place and (self.is_empty or self.kv_tokens >= takes)
 
-    def first_token_cost(self, need: Need) -> int:
-        line = self.backlog_tokens + self.uncached(need)
+    def first_token_cost(self, computed: int) -> int:
+        line = self.backlog_tokens + computed
         num_steps = -(-line // MOST_IN_STEP)
         return line + num_steps * (STEP_TOKENS + SEQUENCE_TOKENS * self.num_in_flight)
 
-    def cost(self, need: Need) -> int:
+    def cost(self, need: Need, spread_tokens: int) -> int:
+        computed = self.uncached(need)
+        if spread_tokens:
+            computed = min(computed, max(1, need.num_tokens - spread_tokens))
         later = need.num_expected * SEQUENCE_TOKENS * self.num_in_flight
-        return self.first_token_cost(need) + FOR_OTHERS * self.uncached(need) + later
+        return self.first_token_cost(computed) + FOR_OTHERS * computed + later
 
-    def rank(self, need: Need) -> tuple[int, int, int, str]:
-        cost = self.cost(need) // SAME_TOKENS
+    def rank(self, need: Need, spread_tokens: int) -> tuple[int, int, int, str]:
+        cost = self.cost(need, spread_tokens) // SAME_TOKENS
         return cost, self.num_in_flight, self.num_dispatched, self.engine_id
 
 
@@ -75,6 +78,7 @@ def plainly(
     needs_isolation: bool = False,
     leaves_room: bool = False,
     number: int = 0,
+    spread_tokens: int = 0,
 ) -> Route:
     engines = list(engines)
     candidates = [engine for engine in engines if not engine.is_draining]
@@ -94,14 +98,15 @@ def plainly(
     if not room:
         has_place = any(engine.has_place for engine in candidates)
         return Route(None, "no engine has room for it", is_open_to_others=has_place)
-    best = min(compared(open_room, number), key=lambda engine: engine.rank(need))
+    best = min(compared(open_room, number), key=lambda engine: engine.rank(need, spread_tokens))
     soon = [engine for engine in candidates if engine.has_full_line]
     if soon:
-        better = min(soon, key=lambda engine: engine.rank(need))
-        if better.cost(need) + SAME_TOKENS < best.cost(need):
+        better = min(soon, key=lambda engine: engine.rank(need, spread_tokens))
+        if better.cost(need, spread_tokens) + SAME_TOKENS < best.cost(need, spread_tokens):
             reason = f"waits for {better.engine_id}, where it takes less"
             return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    found, cost = need.num_tokens - best.uncached(need), best.first_token_cost(need)
+    uncached = best.uncached(need)
+    found, cost = need.num_tokens - uncached, best.first_token_cost(uncached)
     if found > 0:
         return Route(best.engine_id, f"soonest there ({found} tokens cached)", cost)
     return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})", cost)
@@ -114,6 +119,7 @@ def chosen(
     needs_isolation: bool = False,
     leaves_room: bool = False,
     number: int = 0,
+    spread_tokens: int = 0,
 ) -> Route:
     """What the product chooses of the same."""
     columns = EngineColumns.of(
@@ -138,6 +144,7 @@ def chosen(
         {engine.engine_id for engine in engines if engine.has_isolated},
         leaves_room,
         number,
+        spread_tokens,
     )
     rows = {engine.engine_id: row for row, engine in enumerate(engines)}
     route = choose_engine(columns, rows, wish)

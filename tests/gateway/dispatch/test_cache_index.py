@@ -28,23 +28,45 @@ def index_with(**contents: list[int]) -> CacheIndex:
     return index
 
 
+def cached_of(index: CacheIndex, blocks: NamedBlocks) -> dict[str, int] | None:
+    found = index.find(blocks)
+    if found is None:
+        return None
+    assert found.most == max(found.num_cached.values(), default=0)
+    assert (found.beginning is None) == (not found.num_cached)
+    return found.num_cached
+
+
 TOKENS = list(range(100, 140))
 
 
 def test_each_engine_is_known_by_how_far_its_cache_goes() -> None:
     index = index_with(all=TOKENS, half=TOKENS[:20], other=[1, *TOKENS], none=[])
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"all": 40, "half": 16}
-    assert index.num_cached(NamedBlocks(TOKENS[:23])) == {"all": 16, "half": 16}
-    assert index.num_cached(NamedBlocks([7, *TOKENS])) == {}
-    assert index.num_cached(NamedBlocks([])) == {}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"all": 40, "half": 16}
+    assert cached_of(index, NamedBlocks(TOKENS[:23])) == {"all": 16, "half": 16}
+    assert cached_of(index, NamedBlocks([7, *TOKENS])) == {}
+    assert cached_of(index, NamedBlocks([])) == {}
+
+
+def test_longest_beginning_that_an_engine_has_is_named_by_its_last_block() -> None:
+    index = index_with(more=TOKENS[:24], less=TOKENS[:8])
+    found = index.find(NamedBlocks(TOKENS))
+    assert found is not None
+    assert (found.most, found.beginning) == (24, keys_of(TOKENS)[2])
+    index.remove_engine("more")
+    found = index.find(NamedBlocks(TOKENS))
+    assert found is not None
+    assert (found.most, found.beginning) == (8, keys_of(TOKENS)[0])
+    assert index.unknown("less", keys_of(TOKENS)) == keys_of(TOKENS)[1:]
+    assert index.unknown("more", keys_of(TOKENS)) == keys_of(TOKENS)
 
 
 def test_what_came_and_what_went_is_taken_in() -> None:
     index = index_with(one=TOKENS, two=TOKENS)
     index.take_changes("one", b"", joined(keys_of(TOKENS)[1:2]))
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"one": 8, "two": 40}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"one": 8, "two": 40}
     index.take_changes("one", joined(keys_of(TOKENS)[1:2]), b"")
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"one": 40, "two": 40}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"one": 40, "two": 40}
 
 
 def test_a_snapshot_takes_the_place_of_all_before_and_its_parts_add_up() -> None:
@@ -52,16 +74,16 @@ def test_a_snapshot_takes_the_place_of_all_before_and_its_parts_add_up() -> None
     keys = keys_of([5, *TOKENS])
     index.take_all("one", joined(keys[:2]), is_first=True)
     index.take_all("one", joined(keys[2:]), is_first=False)
-    assert index.num_cached(NamedBlocks(TOKENS)) == {}
-    assert index.num_cached(NamedBlocks([5, *TOKENS])) == {"one": 40}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {}
+    assert cached_of(index, NamedBlocks([5, *TOKENS])) == {"one": 40}
 
 
 def test_an_engine_that_left_is_forgotten_and_its_bit_is_used_again() -> None:
     index = index_with(one=TOKENS, two=TOKENS[:16])
     index.remove_engine("one")
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"two": 16}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"two": 16}
     index.add_engine("three", SMALL)
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"two": 16}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"two": 16}
     for engine_id in ("two", "three", "never-there"):
         index.remove_engine(engine_id)
     assert len(index) == 0
@@ -71,13 +93,13 @@ def test_engines_with_other_blocks_are_asked_by_their_own_names() -> None:
     index = index_with(small=TOKENS)
     index.add_engine("other", OTHER)
     index.take_all("other", joined(keys_of(TOKENS, OTHER)), is_first=True)
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"small": 40, "other": 36}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"small": 40, "other": 36}
 
 
 def test_a_salt_tells_tenants_apart() -> None:
     index = index_with(one=TOKENS)
     salted = NamedBlocks(TOKENS, BlockContext(salt="acme"))
-    assert index.num_cached(salted) == {}
+    assert cached_of(index, salted) == {}
 
 
 def adapted(*adapters: tuple[str, str]) -> CacheLayout:
@@ -99,42 +121,42 @@ def test_an_adapter_is_known_by_where_its_engine_has_it() -> None:
         index.take_all(engine_id, keys, is_first=True)
     # All names that differ are computed, and no other ones.
     assert len(poet._known) == 2
-    assert index.num_cached(poet) == {"here": 40, "there": 40, "alike": 40}
+    assert cached_of(index, poet) == {"here": 40, "there": 40, "alike": 40}
     index.take_all("here", joined(poet.keys(layouts["there"])), is_first=True)
-    assert index.num_cached(poet) == {"there": 40, "alike": 40}
-    assert index.num_cached(law) == index.num_cached(NamedBlocks(TOKENS)) == {}
+    assert cached_of(index, poet) == {"there": 40, "alike": 40}
+    assert cached_of(index, law) == cached_of(index, NamedBlocks(TOKENS)) == {}
 
 
 def test_what_no_engine_can_name_is_not_known_and_nothing_is_expected() -> None:
     index = CacheIndex()
     poet = NamedBlocks(TOKENS, BlockContext("poet"))
-    assert index.num_cached(poet) is None
+    assert index.find(poet) is None
     index.add_engine("earlier", SMALL)
-    assert index.num_cached(poet) is None
+    assert index.find(poet) is None
     assert index.expect("earlier", poet) == []
     index.add_engine("present", adapted(("poet", "/a")))
-    assert index.num_cached(poet) == {}
+    assert cached_of(index, poet) == {}
     index.expect("present", poet)
-    assert index.num_cached(poet) == {"present": 40}
+    assert cached_of(index, poet) == {"present": 40}
 
 
 def test_names_are_computed_once_and_no_further_than_somebody_has_them() -> None:
     index = index_with(one=TOKENS[:8])
     blocks = NamedBlocks(TOKENS)
-    assert index.num_cached(blocks) == index.num_cached(blocks) == {"one": 8}
+    assert cached_of(index, blocks) == cached_of(index, blocks) == {"one": 8}
     ((known, _),) = blocks._known.values()
     assert len(known) == 2  # the one that is there, and the one that is not
 
 
 def test_names_go_on_over_what_was_emitted() -> None:
     index = index_with(one=TOKENS)
-    assert index.num_cached(NamedBlocks(TOKENS[:30]).followed_by(TOKENS[30:])) == {"one": 40}
+    assert cached_of(index, NamedBlocks(TOKENS[:30]).followed_by(TOKENS[30:])) == {"one": 40}
 
 
 def test_no_more_than_so_many_blocks_are_named() -> None:
     tokens = list(range(20_000))
     index = index_with(one=tokens)
-    assert index.num_cached(NamedBlocks(tokens)) == {"one": 4096}
+    assert cached_of(index, NamedBlocks(tokens)) == {"one": 4096}
 
 
 @given(
@@ -176,7 +198,7 @@ def test_the_index_equals_what_engines_have(seed: int, script: list[tuple[str, i
             count = next((n for n, key in enumerate(chain) if key not in held), len(chain))
             if count:
                 expected[name] = count * SMALL.unit_tokens
-        assert index.num_cached(NamedBlocks(prompt)) == (expected if there else None)
+        assert cached_of(index, NamedBlocks(prompt)) == (expected if there else None)
     assert len(index) == len(set[bytes]().union(*there.values()))
 
 
@@ -187,11 +209,11 @@ def test_a_prompt_on_its_way_counts_as_cached_until_its_engine_has_told() -> Non
     index = index_with(one=[], two=[])
     blocks = NamedBlocks(TOKENS)
     first, second = index.expect("one", blocks), index.expect("one", NamedBlocks(TOKENS))
-    assert index.num_cached(blocks) == {"one": 40}
+    assert cached_of(index, blocks) == {"one": 40}
     index.settle("one", first)
-    assert index.num_cached(blocks) == {"one": 40}
+    assert cached_of(index, blocks) == {"one": 40}
     index.settle("one", second)
-    assert index.num_cached(blocks) == {}
+    assert cached_of(index, blocks) == {}
 
 
 def test_what_the_engine_has_told_stays_when_nothing_is_expected_any_more() -> None:
@@ -199,7 +221,7 @@ def test_what_the_engine_has_told_stays_when_nothing_is_expected_any_more() -> N
     keys = index.expect("one", NamedBlocks(TOKENS))
     index.take_changes("one", joined(keys_of(TOKENS[:16])), b"")
     index.settle("one", keys)
-    assert index.num_cached(NamedBlocks(TOKENS)) == {"one": 16}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {"one": 16}
 
 
 def test_nothing_is_expected_of_an_engine_that_left() -> None:
@@ -209,4 +231,4 @@ def test_nothing_is_expected_of_an_engine_that_left() -> None:
     index.settle("one", keys)
     assert index.expect("one", NamedBlocks(TOKENS)) == []
     index.add_engine("three", SMALL)  # it has the same bit
-    assert index.num_cached(NamedBlocks(TOKENS)) == {}
+    assert cached_of(index, NamedBlocks(TOKENS)) == {}

@@ -82,6 +82,7 @@ asked = st.fixed_dictionaries(
         "needs_isolation": st.booleans(),
         "leaves_room": st.booleans(),
         "number": st.integers(0, 1 << 32),
+        "spread_tokens": st.one_of(st.just(0), st.integers(1, 2000)),
     }
 )
 
@@ -112,8 +113,23 @@ def test_many_engines_at_once_are_as_one_after_the_other(num_engines: int) -> No
             for number in range(num_engines)
         ]
         need = Need(chance.randrange(1, 32_000), chance.randrange(500))
-        asked = {"leaves_room": chance.random() < 0.5, "number": chance.randrange(1 << 32)}
+        asked = {
+            "leaves_room": chance.random() < 0.5,
+            "number": chance.randrange(1 << 32),
+            "spread_tokens": chance.choice([0, chance.randrange(1, 32_000)]),
+        }
         assert chosen(fleet, need, **asked) == plainly(fleet, need, **asked)
+
+
+def test_beginning_that_is_to_spread_goes_where_least_is_to_do() -> None:
+    has_it, idle = Engine("a", 9, 9, num_cached=1024), Engine("b", num_cached=0)
+    need = Need(1100, 10)
+    assert chosen([has_it, idle], need).engine_id == "a"
+    route = chosen([has_it, idle], need, spread_tokens=1024)
+    assert route.engine_id == "b"
+    assert route.first_token_cost >= 1100, "there it has to be computed all the same"
+    full = Engine("b", 1, 1, kv_tokens=1000, num_cached=0)
+    assert chosen([has_it, full], need, spread_tokens=1024).engine_id == "a"
 
 
 def test_requests_of_many_gateways_do_not_all_go_to_one_of_many_engines() -> None:

@@ -305,6 +305,25 @@ def test_a_beginning_in_line_is_not_computed_again_for_another_gateway() -> None
     run_on_network(main())
 
 
+def test_what_all_begin_with_comes_onto_all_engines() -> None:
+    """Each request by itself has its first token soonest where the beginning is already."""
+    chance = random.Random(6)
+    begin = prompt_of(6000, chance)
+
+    async def main() -> None:
+        async with simulated_fleet(2, engines_of(CHIP_WITH_CACHE, 3)) as fleet:
+            for number in range(400):
+                await asyncio.sleep(chance.expovariate(20.0))
+                prompt = begin + prompt_of(100, chance)
+                chance.choice(fleet.gateways).submit(f"r{number}", prompt, 30)
+            await fleet.until_done()
+            taken = [engine.engine_stats.generation_tokens for engine in fleet.engines]
+            assert min(taken) > 0.2 * sum(taken)
+            assert fleet.cached_ratio > 0.95
+
+    run_on_network(main())
+
+
 def test_busy_engines_do_not_go_on_giving_up_each_others_beginnings() -> None:
     """After the first seconds, in which all are computed, none is."""
     load = replace(BUSY, num_requests=1000)

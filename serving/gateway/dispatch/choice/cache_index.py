@@ -7,12 +7,26 @@ and come together then meet on one engine, and do not compute their beginning on
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 from serving.domain.tokens.cached_blocks import CacheLayout, split
 from serving.domain.tokens.named_blocks import NamedBlocks
 
 # So many blocks of a prompt are counted before its engine tells of them: each has to be named.
 _MOST_EXPECTED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What engines have of a row of blocks.
+
+    `num_cached` is how many tokens each has, of those that have any. One has `most` of them, to the
+    end of the block with the key `beginning`; `None` if none has any.
+    """
+
+    num_cached: dict[str, int]
+    most: int
+    beginning: bytes | None
 
 
 class CacheIndex:
@@ -89,7 +103,7 @@ class CacheIndex:
         bit = self._bits.get(engine_id)
         if bit is None:
             return []
-        layout = next(layout for layout, mask in self._layouts.items() if mask & bit)
+        layout = self._layout_of(engine_id)
         most = _MOST_EXPECTED // layout.blocks_of_unit
         keys = list(itertools.islice(blocks.keys(layout), most))
         self._expected[engine_id].update(keys)
@@ -113,17 +127,15 @@ class CacheIndex:
                 del expected[key]
                 _clear(self._expected_masks, key, self._bits[engine_id])
 
-    def num_cached(self, blocks: NamedBlocks) -> dict[str, int] | None:
-        """Returns how many tokens of these each engine has, for those that have any.
-
-        `None` means that no engine has told how it names them.
-        """
+    def find(self, blocks: NamedBlocks) -> Found | None:
+        """Returns what engines have of these blocks; `None` if none has told how it names them."""
         found: dict[int, int] = {}  # by bits of engines
         layouts = [pair for pair in self._layouts.items() if blocks.can_be_named(pair[0])]
         if not layouts:
             return None
+        most, beginning = 0, None
         for layout, mask in layouts:
-            num_tokens = 0
+            num_tokens, last = 0, None
             for key in blocks.keys(layout):
                 still = mask & (self._masks.get(key, 0) | self._expected_masks.get(key, 0))
                 if still != mask:
@@ -132,15 +144,22 @@ class CacheIndex:
                     if not mask:
                         break
                 num_tokens += layout.unit_tokens
+                last = key
             if mask:
                 found[mask] = num_tokens
+            if num_tokens > most:
+                most, beginning = num_tokens, last
         by_engine: dict[str, int] = {}
         for mask, num_tokens in found.items():
             while mask and num_tokens:
                 bit = mask & -mask
                 by_engine[self._names[bit]] = num_tokens
                 mask ^= bit
-        return by_engine
+        return Found(by_engine, most, beginning)
+
+    def _layout_of(self, engine_id: str) -> CacheLayout:
+        bit = self._bits[engine_id]
+        return next(layout for layout, mask in self._layouts.items() if mask & bit)
 
     def _store(self, engine_id: str, keys: Iterator[bytes]) -> None:
         masks, bit, own = self._masks, self._bits[engine_id], self._keys[engine_id]

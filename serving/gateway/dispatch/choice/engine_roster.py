@@ -12,6 +12,7 @@ from zlib import crc32
 
 from serving.gateway.dispatch.choice.cache_index import CacheIndex
 from serving.gateway.dispatch.choice.few_engines import ConnectedEngines
+from serving.gateway.dispatch.choice.popular import PopularBeginnings
 from serving.gateway.dispatch.choice.routing import Route, Wish
 from serving.gateway.dispatch.known_room import KnownRoom, Need, ToldToLeave
 from serving.gateway.dispatch.requests import EngineConnection, InFlightRequest
@@ -29,6 +30,7 @@ class EngineRoster:
         self._telemetry = telemetry
         self._engines = ConnectedEngines()
         self._told_to_leave = ToldToLeave()
+        self._popular = PopularBeginnings()
 
     # -- engines come, tell and go --
 
@@ -127,7 +129,10 @@ class EngineRoster:
     def route(self, request: InFlightRequest, now_s: float) -> tuple[Route, Need]:
         """Returns where a request goes, and what it takes there. `now_s` is of the event loop."""
         need = self.need(request)
-        cached = None if request.blocks is None else self.index.num_cached(request.blocks)
+        found = None if request.blocks is None else self.index.find(request.blocks)
+        cached = None if found is None else found.num_cached
+        request.beginning = None if found is None else found.beginning
+        is_spread = found is not None and self._popular.is_copy_wanted(found, len(self.connections))
         wish = Wish(
             need,
             cached,
@@ -135,12 +140,17 @@ class EngineRoster:
             self._with_suspects() if request.needs_isolation else (),
             self._leaves_room(request),
             crc32(request.request_id.encode()),
+            found.most if found is not None and is_spread else 0,
         )
         route = self._engines.choose(wish, now_s)
         engine_id = route.engine_id or ""
         if cached is not None and engine_id in self.index.engine_ids:
             need = replace(need, num_cached=cached.get(engine_id, 0))
         return route, need
+
+    def sent(self, request: InFlightRequest) -> None:
+        """Takes in that a request went where `route` said."""
+        self._popular.came(request.beginning)
 
     def first_with_room(self, requests: Sequence[InFlightRequest]) -> Sequence[InFlightRequest]:
         """Returns the first ones that engines have room for which do not drain."""

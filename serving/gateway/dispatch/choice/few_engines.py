@@ -114,10 +114,15 @@ class _Costs:
             uncached = max(1, need.num_tokens - wish.cached.get(engine.engine_id, 0))
         else:
             uncached = round(need.num_tokens * engine.computed_ratio)
-        line, of_others = engine.backlog_tokens + uncached, SEQUENCE_TOKENS * engine.num_in_flight
+        of_others = SEQUENCE_TOKENS * engine.num_in_flight
         self.engine, self.uncached = engine, uncached
-        self.to_first = line + -(-line // MOST_IN_STEP) * (STEP_TOKENS + of_others)
-        self.total = self.to_first + FOR_OTHERS * uncached + need.num_expected * of_others
+        line = engine.backlog_tokens + uncached
+        self.to_first = to_first = line + -(-line // MOST_IN_STEP) * (STEP_TOKENS + of_others)
+        if wish.spread_tokens:
+            uncached = min(uncached, max(1, need.num_tokens - wish.spread_tokens))
+            line = engine.backlog_tokens + uncached
+            to_first = line + -(-line // MOST_IN_STEP) * (STEP_TOKENS + of_others)
+        self.total = to_first + FOR_OTHERS * uncached + need.num_expected * of_others
 
     @property
     def rank(self) -> tuple[int, int, int, str]:

@@ -170,7 +170,8 @@ class Wish:
     It needs `need`; `cached` tokens of it are in the caches of these engines, `None` if that cannot
     be known. A request that `needs_isolation` does not join those of `isolated`, engines with
     another suspect. One that `leaves_room` does not take what is kept for others. `number` is
-    another one for each request of a gateway, and differs between gateways.
+    another one for each request of a gateway, and differs between gateways. `spread_tokens` of it
+    are to come into another cache, and so count as cached everywhere in what it takes.
     """
 
     need: Need
@@ -179,6 +180,7 @@ class Wish:
     isolated: Container[str] = ()
     leaves_room: bool = False
     number: int = 0
+    spread_tokens: int = 0
 
 
 def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> Route:
@@ -215,7 +217,11 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
         has_place = bool((candidates & columns.has_place).any())
         return Route(None, "no engine has room for it", is_open_to_others=has_place)
     to_first = first_token_costs(columns, uncached)
-    costs = costs_at(columns, to_first, uncached, wish.need)
+    if wish.spread_tokens:
+        others = np.minimum(uncached, max(1, wish.need.num_tokens - wish.spread_tokens))
+        costs = costs_at(columns, first_token_costs(columns, others), others, wish.need)
+    else:
+        costs = costs_at(columns, to_first, uncached, wish.need)
     best = _least(columns, costs, _some(columns, rows, with_room, wish))
     soon = candidates & columns.has_full_line
     if soon.any():
