@@ -40,7 +40,7 @@ from tests.e2e.application import PROJECT_ROOT, paced_model
 Say = Callable[[str], None]
 
 PARTS = ("paced", "vllm")
-NUM_PAIRS = 5
+NUM_PAIRS = 3
 _SEED = 40
 
 
