@@ -349,6 +349,22 @@ async def test_an_engine_that_is_full_does_not_get_it_for_its_cache() -> None:
     assert (other.running, full.running) == (["a"], [])
 
 
+async def test_a_popular_beginning_comes_elsewhere_but_by_no_stream_that_lost_its_engine() -> None:
+    fleet = Fleet()
+    first = with_cache(fleet, "e1", PROMPT)
+    for number in range(70):
+        fleet.submit(f"r{number}", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
+        first.step(1)
+        if number < 69:
+            fleet.dispatcher.abort([f"r{number}"])
+    has_it, idle = with_cache(fleet, "e2", PROMPT), with_cache(fleet, "e3", [])
+    has_it.tell(num_sequences=5)
+    first.end()
+    assert (has_it.running, idle.running) == (["r69~1"], [])
+    fleet.submit("new", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
+    assert idle.running == ["new"]
+
+
 async def test_a_stream_that_lost_its_engine_goes_where_its_beginning_is() -> None:
     """What it has emitted counts with its prompt."""
     fleet = Fleet()

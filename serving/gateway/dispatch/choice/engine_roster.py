@@ -132,7 +132,12 @@ class EngineRoster:
         found = None if request.blocks is None else self.index.find(request.blocks)
         cached = None if found is None else found.num_cached
         request.beginning = None if found is None else found.beginning
-        is_spread = found is not None and self._popular.is_copy_wanted(found, len(self.connections))
+        # Not by what has lost its engine: its client has waited already.
+        is_spread = (
+            found is not None
+            and not request.attempt
+            and self._popular.is_copy_wanted(found, len(self.connections))
+        )
         wish = Wish(
             need,
             cached,
