@@ -8,12 +8,10 @@ how long slices really took to come and to load; everything else it has to foret
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from statistics import median
 
 import numpy as np
-import psutil
 
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy_config import ModelSettings
@@ -45,7 +43,7 @@ from benchmarks.calibration_live import (
     shifted_observation,
     watched_neighbours,
 )
-from benchmarks.servers import MODEL, Server, slicewise
+from benchmarks.servers import MODEL, slicewise
 from serving.config.slice_settings import DRAIN_GRACE_S
 from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 from tests.e2e.application import paced_model
@@ -120,7 +118,7 @@ def run_static() -> list[StaticRun]:
             for share in STATIC_SHARES:
                 rate = share * num_engines * rate_of_law(lengths)
                 planned = draw_poisson(stages((STATIC_S, rate)), lengths, SEED)
-                with watched_neighbours(partial(_all_of, server)) as neighbours:
+                with watched_neighbours(server.all_processes) as neighbours:
                     stored = send(server.url, planned)
                 sent, measured = answered_of(stored)
                 simulated = _simulated(sent, static_answers(sent, num_engines))
@@ -162,10 +160,6 @@ def run_scaled() -> ScaledRun:
         report_age_s,
         neighbours.cores,
     )
-
-
-def _all_of(server: Server) -> list[psutil.Process]:
-    return [each for found in server.processes().values() for each in found]
 
 
 def short_conversations() -> Requests:

@@ -8,7 +8,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from autoscaling.replay import observation_of_json, plan_of_json
 from autoscaling.simulator.world.arrivals import Requests
 from benchmarks.servers import MODEL
 from loadtest.client.check_kind import CheckKind
-from loadtest.client.prompt_source import find_prompts
+from loadtest.client.prompt_source import PromptFile, find_prompts
 from loadtest.planned_request import Api
 from loadtest.run.plan import PLAN_FILE, PROMPTS_FILE, RunPlan
 from loadtest.run.supervisor import RunParts, run_load
@@ -162,12 +162,18 @@ def send(url: str, planned: Requests) -> StoredRun:
             # without ids a client would see its first token only when a character is whole.
             check=CheckKind.PACED,
         )
-        plan.write(out / PLAN_FILE)
-        prompts = find_prompts(url, [MODEL], None)
-        (out / PROMPTS_FILE).write_text(prompts.model_dump_json())
         offsets_s = (planned.arrival_s - planned.arrival_s[0]).tolist()
-        run_load(plan, RunParts(out, None, offsets_s, None, lambda _: None))
-        return read_run(out)
+        return run_plan(plan, find_prompts(url, [MODEL], None), offsets_s, out)
+
+
+def run_plan(
+    plan: RunPlan, prompts: PromptFile, offsets_s: Sequence[float], folder: Path
+) -> StoredRun:
+    """Sends what is planned, with its records in an empty folder, and reads them."""
+    plan.write(folder / PLAN_FILE)
+    (folder / PROMPTS_FILE).write_text(prompts.model_dump_json())
+    run_load(plan, RunParts(folder, None, offsets_s, None, lambda _: None))
+    return read_run(folder)
 
 
 def answered_of(stored: StoredRun) -> tuple[Requests, Answered]:

@@ -79,7 +79,7 @@ def run(load: Load, kind: str, num_gateways: int, dies_after: float | None = Non
             dying = (
                 None if dies_after is None else asyncio.create_task(_die(load, fleet, dies_after))
             )
-            await _send(load, gateways)
+            await send(load, gateways)
             if dying is not None:
                 await dying
             looking.cancel()
@@ -90,10 +90,11 @@ def run(load: Load, kind: str, num_gateways: int, dies_after: float | None = Non
     return outcomes[0]
 
 
-async def _send(load: Load, gateways: Sequence[Submit]) -> None:
+async def send(load: Load, gateways: Sequence[Submit]) -> None:
+    """Sends all requests of a load, each to some gateway."""
     loop, chance = asyncio.get_running_loop(), random.Random(3)
     at_s = loop.time()
-    for number, (prompt, blocks) in enumerate(prompts(load, chance)):
+    for number, (prompt, blocks) in enumerate(_prompts(load, chance)):
         at_s += chance.expovariate(load.requests_per_s)
         await asyncio.sleep(at_s - loop.time())
         output = 1 + int(chance.expovariate(1 / load.output_tokens))
@@ -106,7 +107,7 @@ async def _die(load: Load, fleet: SimulatedFleet, after: float) -> None:
     await fleet.servers[0].close()
 
 
-def prompts(load: Load, chance: random.Random) -> Iterator[tuple[list[int], list[int]]]:
+def _prompts(load: Load, chance: random.Random) -> Iterator[tuple[list[int], list[int]]]:
     """Yields prompts, each with names of its blocks: shared ones are named by their beginning."""
     shared = [chance.choices(range(256), k=load.shared_tokens) for _ in range(load.num_shared)]
     for number in range(load.num_requests):

@@ -59,6 +59,10 @@ class Server:
         """Its processes; to be asked again before each load, because HAProxy replaces itself."""
         return dict(self.find())
 
+    def all_processes(self) -> list[psutil.Process]:
+        """Those of all kinds, as of now."""
+        return [each for found in self.find().values() for each in found]
+
 
 @contextlib.contextmanager
 def slicewise(

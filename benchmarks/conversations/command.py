@@ -13,7 +13,6 @@ from benchmarks.conversations import report
 from benchmarks.conversations.live import send
 from benchmarks.conversations.loads import (
     ENGINE_ARGS,
-    ENGINE_ENV,
     NUM_ENGINES,
     NUM_GATEWAYS,
     PACE,
@@ -33,6 +32,7 @@ from benchmarks.ingress_report import present_commit
 from benchmarks.servers import MODEL, Server, slicewise, vllm_model
 from benchmarks.side_by_side.at_commit import checkout_of
 from benchmarks.side_by_side.prompts import SOURCE
+from benchmarks.side_by_side.systems import ENGINE_ENV
 from loadtest.client.check_kind import CheckKind
 from serving.artifacts.model_source import resolve_source
 from tests.e2e.application import PROJECT_ROOT, paced_model

@@ -3,12 +3,9 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import psutil
-
-from benchmarks.calibration_live import watched_neighbours
+from benchmarks.calibration_live import run_plan, watched_neighbours
 from benchmarks.conversations.loads import Load
 from benchmarks.conversations.records import Run, Turn
 from benchmarks.servers import MODEL, Server
@@ -16,9 +13,7 @@ from loadtest.client.check_kind import CheckKind
 from loadtest.client.prompt_source import ServerPrompts, find_prompts
 from loadtest.planned_request import PlannedRequest
 from loadtest.records import RequestRecord
-from loadtest.run.plan import PLAN_FILE, PROMPTS_FILE, RunPlan
-from loadtest.run.supervisor import RunParts, run_load
-from loadtest.scorecard.stored_run import read_run
+from loadtest.run.plan import RunPlan
 from loadtest.workload.build import build_workload
 
 _DRAIN_S = 120.0
@@ -53,7 +48,6 @@ def send(server: Server, load: Load, seed: int, check: CheckKind) -> Sent:
     built = build_workload(workload, models=[MODEL], duration_s=load.duration_s, seed=seed)
     offsets_s = [each.offset_s for each in built.requests if each.offset_s is not None]
     with tempfile.TemporaryDirectory(prefix="conversations-") as folder:
-        out = Path(folder)
         plan = RunPlan.of(
             url=server.url,
             workload=workload,
@@ -63,17 +57,10 @@ def send(server: Server, load: Load, seed: int, check: CheckKind) -> Sent:
             seed=seed,
             check=check,
         )
-        plan.write(out / PLAN_FILE)
         found = find_prompts(server.url, [MODEL], None)
-        (out / PROMPTS_FILE).write_text(found.model_dump_json())
-        with watched_neighbours(partial(_processes, server)) as neighbours:
-            run_load(plan, RunParts(out, None, offsets_s, None, lambda _: None))
-        stored = read_run(out)
+        with watched_neighbours(server.all_processes) as neighbours:
+            stored = run_plan(plan, found, offsets_s, Path(folder))
     if stored.num_missing:
         raise RuntimeError(f"{stored.num_missing} requests were not sent")
     records = sorted(stored.requests, key=lambda each: each.sent_s)
     return Sent(built.requests, ServerPrompts.of(found), records, neighbours.cores)
-
-
-def _processes(server: Server) -> list[psutil.Process]:
-    return [each for found in server.processes().values() for each in found]

@@ -28,12 +28,6 @@ ENGINE_ARGS: dict[str, Any] = {
     "block_size": 32,
     "num_gpu_blocks_override": 512,
 }
-ENGINE_ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)

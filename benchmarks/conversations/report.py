@@ -96,9 +96,9 @@ def _vllm_table(runs: Sequence[Run]) -> str:
     pairs = sorted({each.pair for each in runs})
     ours = [_of(runs, OURS, pair) for pair in pairs]
     theirs = [_of(runs, BEFORE, pair) for pair in pairs]
-    num_requests = sum(len(each.turns) for each in ours)
+    counts = [f"{sum(len(each.turns) for each in runs):,}" for runs in (ours, theirs)]
     lines = [
-        f"{len(pairs)} pairs, {num_requests:,} requests of each. Medians of the pairs (smallest to "
+        f"{len(pairs)} pairs, {' and '.join(counts)} requests. Medians of the pairs (smallest to "
         "largest).",
         "",
         "| | Slicewise | a07807c | Slicewise over a07807c |",

@@ -28,7 +28,7 @@ _ENGINE_ARGS = {
     "max_num_seqs": 64,
     "gpu_memory_utilization": 0.1,
 }
-_ENGINE_ENV = {
+ENGINE_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -81,11 +81,11 @@ def _ray_start(mode: Mode) -> Start:
 
 
 def _ours(wait: Mapping[str, str]) -> Start:
-    return lambda: slicewise(vllm_model(_ENGINE_ARGS, {**_ENGINE_ENV, **wait}))
+    return lambda: slicewise(vllm_model(_ENGINE_ARGS, {**ENGINE_ENV, **wait}))
 
 
 def _vllms(wait: Mapping[str, str]) -> Start:
-    return lambda: vllm_server(resolve_source(SOURCE), _ENGINE_ARGS, {**_ENGINE_ENV, **wait})
+    return lambda: vllm_server(resolve_source(SOURCE), _ENGINE_ARGS, {**ENGINE_ENV, **wait})
 
 
 _REAL_ENGINES = {

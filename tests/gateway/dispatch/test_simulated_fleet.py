@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.dispatch_loads import BUSY, prompts
+from benchmarks.dispatch_loads import BUSY
+from benchmarks.dispatch_loads import send as send_load
+from benchmarks.dispatch_trace import choosing_fleet
 from serving.domain.tokens.paced import paced_token
 from serving.domain.usage.tenant_shares import OUTPUT_WEIGHT
 from tests.gateway.dispatch.floods import (
@@ -330,15 +332,10 @@ def test_busy_engines_do_not_go_on_giving_up_each_others_beginnings() -> None:
     late: list[Answer] = []
 
     async def main() -> None:
-        engines = engines_of(load.engine, load.num_engines)
-        async with simulated_fleet(16, engines) as fleet:
-            chance, loop = random.Random(3), asyncio.get_running_loop()
-            began_s = at_s = loop.time()
-            for number, (prompt, _) in enumerate(prompts(load, chance)):
-                at_s += chance.expovariate(load.requests_per_s)
-                await asyncio.sleep(at_s - loop.time())
-                output = 1 + int(chance.expovariate(1 / load.output_tokens))
-                chance.choice(fleet.gateways).submit(f"r{number}", prompt, output)
+        building = choosing_fleet("room and cache", 16, load.num_engines, load.engine)
+        async with building as (fleet, gateways):
+            began_s = asyncio.get_running_loop().time()
+            await send_load(load, gateways)
             await fleet.until_done()
             late.extend(each for each in fleet.answers if each.came_at_s > began_s + 7)
 

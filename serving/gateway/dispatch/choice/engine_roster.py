@@ -130,14 +130,12 @@ class EngineRoster:
         """Returns where a request goes, and what it takes there. `now_s` is of the event loop."""
         need = self.need(request)
         found = None if request.blocks is None else self.index.find(request.blocks)
-        cached = None if found is None else found.num_cached
-        request.beginning = None if found is None else found.beginning
-        # Not by what has lost its engine: its client has waited already.
-        is_spread = (
-            found is not None
-            and not request.attempt
-            and self._popular.is_copy_wanted(found, len(self.connections))
-        )
+        cached, request.beginning, spread_tokens = None, None, 0
+        if found is not None:
+            cached, request.beginning = found.num_cached, found.beginning
+            # Not by what has lost its engine: its client has waited already.
+            if not request.attempt and self._popular.is_copy_wanted(found, len(self.connections)):
+                spread_tokens = found.most
         wish = Wish(
             need,
             cached,
@@ -145,7 +143,7 @@ class EngineRoster:
             self._with_suspects() if request.needs_isolation else (),
             self._leaves_room(request),
             crc32(request.request_id.encode()),
-            found.most if found is not None and is_spread else 0,
+            spread_tokens,
         )
         route = self._engines.choose(wish, now_s)
         engine_id = route.engine_id or ""

@@ -103,6 +103,12 @@ class ConnectedEngines:
         return choose_of_few(views, wish)
 
 
+def _to_first(engine: EngineView, computed: int) -> int:
+    line = engine.backlog_tokens + computed
+    step_tokens = STEP_TOKENS + SEQUENCE_TOKENS * engine.num_in_flight
+    return line + -(-line // MOST_IN_STEP) * step_tokens
+
+
 class _Costs:
     """What a request takes on an engine."""
 
@@ -114,15 +120,13 @@ class _Costs:
             uncached = max(1, need.num_tokens - wish.cached.get(engine.engine_id, 0))
         else:
             uncached = round(need.num_tokens * engine.computed_ratio)
-        of_others = SEQUENCE_TOKENS * engine.num_in_flight
         self.engine, self.uncached = engine, uncached
-        line = engine.backlog_tokens + uncached
-        self.to_first = to_first = line + -(-line // MOST_IN_STEP) * (STEP_TOKENS + of_others)
+        self.to_first = to_first = _to_first(engine, uncached)
         if wish.spread_tokens:
             uncached = min(uncached, max(1, need.num_tokens - wish.spread_tokens))
-            line = engine.backlog_tokens + uncached
-            to_first = line + -(-line // MOST_IN_STEP) * (STEP_TOKENS + of_others)
-        self.total = to_first + FOR_OTHERS * uncached + need.num_expected * of_others
+            to_first = _to_first(engine, uncached)
+        later = need.num_expected * SEQUENCE_TOKENS * engine.num_in_flight
+        self.total = to_first + FOR_OTHERS * uncached + later
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
