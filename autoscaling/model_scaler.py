@@ -6,7 +6,7 @@ scaling of its own: that is `SlicewisePolicy`. Clockless: callers pass wall-cloc
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,6 +21,14 @@ from autoscaling.observations import (
 )
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.quotas.book import QuotaBook
+from autoscaling.policy.quotas.records import (
+    NOTHING_SHARED,
+    ChipQuota,
+    Member,
+    QuotaShare,
+    SlicesAsked,
+)
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
@@ -28,7 +36,7 @@ from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport
 from serving.domain.plan_report import ModelPlan, PlanChange
-from serving.domain.supply.orders import ordered_targets
+from serving.domain.supply.orders import ordered_targets, pinned_targets
 
 # Below Serve's own, whose lines the controller keeps in its log file.
 logger = logging.getLogger("ray.serve.slicewise")
@@ -48,8 +56,8 @@ class DecisionSink(Protocol):
         """Records that a policy of this model starts with that memory; `None`: an empty one."""
         ...
 
-    def decided(self, model: str, observation: Observation, plan: Plan) -> None:
-        """Records one decision."""
+    def decided(self, model: str, observation: Observation, share: QuotaShare, plan: Plan) -> None:
+        """Records one decision, taken with that share of what models have together."""
         ...
 
 
@@ -95,6 +103,11 @@ class ModelScaler:
         self._targets: dict[str, int] = {}
         self._changes: tuple[PlanChange, ...] = ()
         self._changed_at_s: float | None = None
+        # Between `ask` and `plan`.
+        self._observation: Observation | None = None
+        self._unknown: tuple[str, ...] = ()
+        self._misfits: list[str] = []
+        self._failed_plan: Plan | None = None
         self._num_failures = 0
         self._reported_failures: set[str] = set()
         self._reported_alerts: tuple[str, ...] = ()
@@ -123,11 +136,47 @@ class ModelScaler:
             return None
 
     def decide(self, serve_state: ServeState) -> ModelPlan:
-        """The next plan, as it is shown. Its targets are `targets` from now on."""
+        """The next plan of a model that shares no quota; see `plan`."""
+        self.ask(serve_state)
+        return self.plan(serve_state, NOTHING_SHARED)
+
+    def ask(self, serve_state: ServeState) -> SlicesAsked | None:
+        """Observes; returns what quotas are asked for, `None` if the last plan stands.
+
+        `plan` comes next.
+        """
+        self._failed_plan = None
         try:
-            plan = self._decide(serve_state)
+            policy, self._misfits = self._policy_for(serve_state.deployments, serve_state.now_s)
+            self._observation, self._unknown = self._observe(serve_state)
+            return policy.ask(self._observation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not scale down
-            plan = self._failed(serve_state, error)
+            self._failed_plan = self._failed(serve_state, error)
+            return None
+
+    def fixed(self, serve_state: ServeState, asked: SlicesAsked | None) -> Mapping[str, int]:
+        """Returns the slices by class that no quota decides about, after `ask`.
+
+        They are those that an operator has pinned, and all if nothing was `asked`.
+        """
+        present = {name: bounds.target for name, bounds in serve_state.deployments.items()}
+        standing = {} if asked is not None else present | dict(self._targets)
+        if self._report is None:
+            return standing
+        bounds = {name: (each.least, each.most) for name, each in serve_state.deployments.items()}
+        return standing | pinned_targets(self.model, present, bounds, self._report.pins)
+
+    def plan(self, serve_state: ServeState, share: QuotaShare) -> ModelPlan:
+        """The next plan, as it is shown. Its targets are `targets` from now on.
+
+        `share` is what the model may have of what it shares.
+        """
+        plan = self._failed_plan
+        if plan is None:
+            try:
+                plan = self._plan(share)
+            except Exception as error:  # noqa: BLE001 - as in `ask`
+                plan = self._failed(serve_state, error)
         plan = self._ordered(plan, serve_state)
         self._log_alerts(plan.alerts)
         self._apply(plan, serve_state)
@@ -145,14 +194,14 @@ class ModelScaler:
             num_failures=self._num_failures,
         )
 
-    def _decide(self, serve_state: ServeState) -> Plan:
-        policy, alerts = self._policy_for(serve_state.deployments, serve_state.now_s)
-        observation, unknown = self._observe(serve_state)
-        plan = policy.decide(observation)
-        self._sink.decided(self.model, observation, plan)
-        if unknown:  # these messages are clearer than the policy's own
-            plan = replace(plan, alerts=unknown)
-        return replace(plan, alerts=(*plan.alerts, *alerts))
+    def _plan(self, share: QuotaShare) -> Plan:
+        assert self._policy is not None  # `ask` comes first
+        assert self._observation is not None
+        plan = self._policy.plan(share)
+        self._sink.decided(self.model, self._observation, share, plan)
+        if self._unknown:  # these messages are clearer than the policy's own
+            plan = replace(plan, alerts=self._unknown)
+        return replace(plan, alerts=(*plan.alerts, *self._misfits))
 
     def _policy_for(
         self, deployments: Mapping[str, Bounds], now_s: float
@@ -273,6 +322,27 @@ class ModelScaler:
             self._reported_alerts = kinds
             if alerts:
                 logger.warning("plan_alert model=%s alerts=%r", self.model, "; ".join(alerts))
+
+
+def decide_together(
+    scalers: Sequence[ModelScaler],
+    states: Mapping[str, ServeState],
+    quotas: Sequence[ChipQuota],
+    members: Sequence[Member],
+) -> tuple[ModelPlan, ...]:
+    """The next plans of all models, in the order of `scalers`; `states` are by model.
+
+    Each model asks, then the quotas are shared, then each plans in turn. A model that is no member
+    shares nothing.
+    """
+    asked = {each.model: each.ask(states[each.model]) for each in scalers}
+    fixed = {each.model: each.fixed(states[each.model], asked[each.model]) for each in scalers}
+    book = QuotaBook(quotas, members, asked, fixed)
+    plans = {}
+    for each in sorted(scalers, key=lambda each: book.place_of(each.model)):
+        plans[each.model] = each.plan(states[each.model], book.share_of(each.model))
+        book.take(each.model, each.targets)
+    return tuple(plans[each.model] for each in scalers)
 
 
 def _shown(decisions: tuple[Decision, ...]) -> tuple[PlanChange, ...]:

@@ -4,7 +4,7 @@ Owns the fields, their strictness, and what a market sets in a class; the defaul
 are those of `Rules` and `ComputeClass`. Reads profile and price files, no clock, no environment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
+from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy.rules import Rules
 from autoscaling.prices.table import PricedMarket, PriceError, PriceTable, price_table
 from serving.domain.capacity.objectives import ObjectivesConfig
@@ -142,6 +143,19 @@ class ModelPolicyConfig(_Section):
     """The compute classes that its deployments name."""
     assumed_tokens: AssumedTokens = AssumedTokens()
     """Tokens of a request until the first have been measured."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """Who goes first where models that share a quota lack slices; the higher number does."""
+
+
+class QuotaConfig(_Section):
+    """The chips of a compute class that all models together may have."""
+
+    compute_class: str
+    """The class, as models name it."""
+    max_chips: Annotated[int, Field(ge=0, le=10_000_000)]
+    """Chips of all slices of it, at most."""
+    generation: str | None = None
+    """For slices of this generation; left out, for all that have the class."""
 
 
 class PolicyConfig(_Section):
@@ -149,6 +163,8 @@ class PolicyConfig(_Section):
 
     models: Annotated[dict[str, ModelPolicyConfig], Field(min_length=1)]
     """By the model's name."""
+    quotas: list[QuotaConfig] = Field(default_factory=list)
+    """What models share; a class without a quota is bounded by each model's own `max_slices`."""
     decide_every_s: Annotated[float, Field(ge=0.5, le=60)] = 5.0
     """Between two decisions."""
     decision_log: str | None = None
@@ -168,15 +184,18 @@ class ModelSettings:
     rules: Rules
     terms: tuple[ComputeClass, ...]
     assumed: Tokens
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """The settings from which the adapter is made."""
+    """The settings from which the adapter is made. `members` are the models that share quotas."""
 
     models: tuple[ModelSettings, ...]
     decide_every_s: float
     decision_log: Path | None
+    quotas: tuple[ChipQuota, ...] = ()
+    members: tuple[Member, ...] = ()
 
 
 def read_policy_settings(raw: object, root: Path = _PROJECT_ROOT) -> PolicySettings:
@@ -207,8 +226,9 @@ def read_policy_settings(raw: object, root: Path = _PROJECT_ROOT) -> PolicySetti
             problems_found.append(str(error))
     if problems_found:
         raise PolicyConfigError("; ".join(problems_found))
+    quotas, members = _shared_quotas(config.quotas, models)
     log = None if config.decision_log is None else root / config.decision_log
-    return PolicySettings(tuple(models), config.decide_every_s, log)
+    return PolicySettings(tuple(models), config.decide_every_s, log, quotas, members)
 
 
 def _model_settings(
@@ -238,7 +258,7 @@ def _model_settings(
     if problems:
         raise PolicyConfigError("; ".join(problems))
     assumed = Tokens(model.assumed_tokens.input, model.assumed_tokens.output)
-    return ModelSettings(name, profile, rules, tuple(terms), assumed)
+    return ModelSettings(name, profile, rules, tuple(terms), assumed, model.priority)
 
 
 def _class_terms(
@@ -293,9 +313,77 @@ def _list_price(
     return prices.lookup(market, profile.generation, region).usd_per_chip_hour
 
 
+def _shared_quotas(
+    given: Sequence[QuotaConfig], models: Sequence[ModelSettings]
+) -> tuple[tuple[ChipQuota, ...], tuple[Member, ...]]:
+    """Returns the quotas with the models that share them, and those models.
+
+    Raises:
+        PolicyConfigError: lists quotas of no model, two for one class of a model, a model whose
+            slices have no known number of chips, and minimums that do not fit into a quota.
+    """
+    problems: list[str] = []
+    quotas: list[ChipQuota] = []
+    members: dict[str, Member] = {}
+    for place, each in enumerate(given):
+        at = f"quotas.{place}"
+        sharing = [
+            model
+            for model in models
+            if any(terms.name == each.compute_class for terms in model.terms)
+            and each.generation in (None, model.profile.generation)
+        ]
+        if not sharing:
+            problems.append(
+                f"{at}: no model has slices of compute class {each.compute_class!r} and generation"
+                f" {each.generation!r}; allowed: classes and generations of models"
+            )
+        for model in sharing:
+            try:
+                num_chips = _num_chips(model.profile)
+            except ValueError as error:
+                problems.append(f"{at}: {model.model} shares it: {error}")
+            else:
+                members[model.model] = Member(model.model, num_chips, model.priority)
+        names = frozenset(model.model for model in sharing)
+        if twice := [
+            name
+            for other in quotas
+            if other.compute_class == each.compute_class
+            for name in sorted(names & other.models)
+        ]:
+            problems.append(f"{at}: {', '.join(twice)} has another quota of {each.compute_class}")
+        quota = ChipQuota(each.compute_class, each.max_chips, names)
+        problems.extend(_least_problems(at, quota, sharing, members))
+        quotas.append(quota)
+    if problems:
+        raise PolicyConfigError("; ".join(problems))
+    return tuple(quotas), tuple(members.values())
+
+
+def _least_problems(
+    at: str, quota: ChipQuota, sharing: Sequence[ModelSettings], members: Mapping[str, Member]
+) -> Iterator[str]:
+    """Yields a problem where what models keep at any load is more than the quota."""
+    least = sum(
+        terms.min_slices * members[model.model].num_chips
+        for model in sharing
+        if model.model in members
+        for terms in model.terms
+        if terms.name == quota.compute_class
+    )
+    if least > quota.max_chips:
+        yield (
+            f"{at}.max_chips is {quota.max_chips}; allowed: {least} or more, which are the"
+            f" min_slices of {', '.join(sorted(quota.models))}"
+        )
+
+
 def _num_chips(profile: CapacityProfile) -> int:
     if profile.generation is None or profile.topology is None:
-        raise ValueError("a price by the chip needs generation and topology in the profile")
+        raise ValueError(
+            "the number of chips of a slice needs generation and topology in the profile"
+        )
     try:
         shape = slice_shape(profile.generation, profile.topology)
         return profile.num_slices * shape.num_chips

@@ -1,9 +1,10 @@
 """Keeps the decision log: what was observed and planned, so that it can be decided again.
 
 One file of JSON lines. A line `begin` carries everything a policy is made from; each line after it
-is one decision, its observation and its plan. A restart of the policy begins anew, with the memory
-that it had then. `replay_log` runs today's policy on yesterday's observations and reports where it
-would plan otherwise. Owns the format; reads and writes files, decides nothing.
+is one decision: its observation, what other models left to it, and its plan. A restart of the
+policy begins anew, with the memory that it had then. `replay_log` runs today's policy on
+yesterday's observations and reports where it would plan otherwise. Owns the format; reads and
+writes files, decides nothing.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.quotas.records import NOTHING_SHARED, QuotaShare
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity.batch_due import BatchDue, DueWork
@@ -79,13 +81,15 @@ class DecisionLog:
             }
         )
 
-    def decided(self, model: str, observation: Observation, plan: Plan) -> None:
-        """Records one decision."""
+    def decided(self, model: str, observation: Observation, share: QuotaShare, plan: Plan) -> None:
+        """Records one decision, taken with that share of what models have together."""
+        shared = {} if share == NOTHING_SHARED else {"share": _share_to_json(share)}
         self._write(
             {
                 "kind": "decision",
                 "model": model,
                 "observation": observation_to_json(observation),
+                **shared,
                 "plan": plan_to_json(plan),
             }
         )
@@ -114,11 +118,12 @@ def replay_log(path: Path) -> Replay:
                 continue
             policy = policies[entry["model"]]
             observation = observation_of_json(entry["observation"])
+            share = _share_of_json(entry["share"]) if "share" in entry else NOTHING_SHARED
             logged = entry["plan"]["targets"]
         except (KeyError, TypeError, ValueError) as error:
             raise DecisionLogError(f"{path}, line {number}: {error!r}") from error
         num_decisions += 1
-        plan = policy.decide(observation)
+        plan = policy.decide(observation, share)
         if dict(plan.targets) != logged:
             differences.append(
                 DecisionDifference(plan.at_s, entry["model"], logged, plan.targets, plan.arithmetic)
@@ -159,6 +164,14 @@ def _load_of_json(raw: Mapping[str, Any]) -> ModelLoad:
     work = tuple(DueWork(**each) for each in due.get("work", ()))
     batch_due = BatchDue(**(dict(due) | {"work": work}))
     return ModelLoad(**(dict(raw) | notes | {"engines": engines, "batch_due": batch_due}))
+
+
+def _share_to_json(share: QuotaShare) -> dict[str, Any]:
+    return asdict(share) | {"full": sorted(share.full)}
+
+
+def _share_of_json(raw: Mapping[str, Any]) -> QuotaShare:
+    return QuotaShare(**(dict(raw) | {"full": frozenset(raw["full"])}))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

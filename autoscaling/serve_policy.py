@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from autoscaling.decision_writer import DecisionWriter
-from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
+from autoscaling.model_scaler import Bounds, ModelScaler, ServeState, decide_together
 from autoscaling.observations import Report, latest_reports
 from autoscaling.plan_store import recall_memories, write_plan_report, write_policy_memory
+from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
 from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
@@ -42,6 +43,8 @@ class SlicePolicy:
     def __init__(self, **settings: object) -> None:
         self._due_at_s = 0.0
         self._scalers: tuple[ModelScaler, ...] = ()
+        self._quotas: tuple[ChipQuota, ...] = ()
+        self._members: tuple[Member, ...] = ()
         self._alerts: tuple[str, ...] = ()
         self._decide_every_s = 5.0
         # Not at once: what could not be read may be there to be read by the next policy.
@@ -55,6 +58,7 @@ class SlicePolicy:
             self._alerts = (f"the policy's settings cannot be used: {error}",)
             return
         self._decide_every_s = read.decide_every_s
+        self._quotas, self._members = read.quotas, read.members
         self._writer.open_log(read.decision_log)
         known = recall_memories(read.models, time.time(), executor)
         self._scalers = tuple(
@@ -89,8 +93,8 @@ class SlicePolicy:
         running = contexts[ids[GATEWAY]].running_replicas if GATEWAY in ids else ()
         gateways = {each.unique_id: reports.get(each) for each in running}
         directory = tuple(_reports(contexts, ids, DIRECTORY).values())
-        plans = []
         unclaimed = set(ids) - {GATEWAY, DIRECTORY}
+        states = {}
         for scaler in self._scalers:
             deployments = {
                 name: _bounds(contexts[ids[deployment]])
@@ -98,14 +102,14 @@ class SlicePolicy:
                 if (deployment := engine_deployment_name(scaler.model, name)) in ids
             }
             unclaimed -= {engine_deployment_name(scaler.model, name) for name in deployments}
-            serve_state = ServeState(now_s, gateways, directory, deployments)
-            plans.append(scaler.decide(serve_state))
+            states[scaler.model] = ServeState(now_s, gateways, directory, deployments)
+        plans = decide_together(self._scalers, states, self._quotas, self._members)
         held = tuple(
             f"{name} scales, but policy_kwargs has no model and class for it; its target is held"
             for name in sorted(unclaimed)
         )
         alerts = (*self._alerts, *self._writer.alerts, *held)
-        self._writer.publish(PlanReport(written_at_s=now_s, models=tuple(plans), alerts=alerts))
+        self._writer.publish(PlanReport(written_at_s=now_s, models=plans, alerts=alerts))
         if not self._remember_at_s - _REMEMBER_EVERY_S <= now_s < self._remember_at_s:
             self._remember_at_s = now_s + _REMEMBER_EVERY_S
             for scaler in self._scalers:

@@ -48,6 +48,6 @@ def _bridge(
         for other, each in classes.items()
         if other != name
         and each.is_healthy(now_s)
-        and len(fleet.of_class(other)) < each.terms.max_slices
+        and len(fleet.of_class(other)) < each.most_slices
     ]
     return min(with_room, key=lambda each: each.usd_per_useful_hour, default=None)

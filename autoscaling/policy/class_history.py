@@ -6,6 +6,7 @@ not, and others are asked. Its orders stay open. It is healthy again once it del
 has passed, longer after each episode of failures. Deterministic: time comes in.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,10 @@ class ClassHistory:
     _observed_at_s: float | None = None
     _backoff: Backoff = field(init=False)
     _ends: KnownEnds = field(default_factory=KnownEnds)
+    _allowed: int | None = None
+    _is_full: bool = False
+    # Orders made before then have waited for other models.
+    _room_since_s: float = -math.inf
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(self.rules)
@@ -109,7 +114,9 @@ class ClassHistory:
         if num_taken >= max(1, held_before / 2):
             self._num_outages += 1
         oldest_at_s = _oldest_order_at_s(slices)
-        late_s = 0.0 if oldest_at_s is None else now_s - oldest_at_s - self.patience_s
+        late_s = 0.0
+        if oldest_at_s is not None and not self._is_full:
+            late_s = now_s - max(oldest_at_s, self._room_since_s) - self.patience_s
         failure = None
         if late_s > 0:
             failure = f"an order is {late_s:.0f} s late"
@@ -118,6 +125,22 @@ class ClassHistory:
         self._backoff.observe(
             now_s, failure, has_delivered=delivered, oldest_order_at_s=oldest_at_s
         )
+
+    def allow(self, now_s: float, most: int | None, *, is_full: bool) -> None:
+        """Takes what other models leave of the class: `most` slices, `None`: nobody shares it.
+
+        While it `is_full` of others' slices an order waits for them, and is not late.
+        """
+        self._allowed = most
+        if self._is_full:
+            self._room_since_s = now_s
+        self._is_full = is_full
+
+    @property
+    def most_slices(self) -> int:
+        """The most slices that the model may have of it now."""
+        most = self.terms.max_slices
+        return most if self._allowed is None else min(most, self._allowed)
 
     @property
     def provisioning_s(self) -> float:
@@ -211,8 +234,13 @@ class ClassHistory:
             was_waiting = before is not None and before.state in WAITING
             if was_waiting and each.state in HELD_STATES and not each.is_adopted:
                 delivered = True
-                # How long a stock-out lasts does not show how long a slice usually takes.
-                if not self._backoff.is_out_of_stock and each.state != SliceState.DRAINING:
+                # How long a stock-out lasts does not show how long a slice usually takes, nor does
+                # how long other models keep theirs.
+                if (
+                    not self._backoff.is_out_of_stock
+                    and each.state != SliceState.DRAINING
+                    and each.requested_at_s >= self._room_since_s
+                ):
                     self._provisioning_s.append(each.since_s - each.requested_at_s)
             if (
                 before is not None

@@ -24,9 +24,10 @@ class PlanInputs:
     classes, which covers `need`. `hoped` is what each class would have if it delivered, and what it
     is asked for though it backs off. `ahead` is what classes are asked for beyond that, because
     they deliver later. `missing` are slices of a class that end before the class replaces them:
-    others are asked for as many in `safe`. `kept` slices of the need are there because it must not
-    fall now, and `kept_because` says why; `None` if it may. `notes` are what else the need comes
-    of: what slices were seen to carry, gateways that are left out.
+    others are asked for as many in `safe`. `given_up` are slices that go at once, ready or not,
+    because another model lacks them and comes first. `kept` slices of the need are there because it
+    must not fall now, and `kept_because` says why; `None` if it may. `notes` are what else the need
+    comes of: what slices were seen to carry, gateways that are left out, what others have.
     """
 
     now_s: float
@@ -39,6 +40,7 @@ class PlanInputs:
     drain_delay_s: float
     ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
+    given_up: Mapping[str, int] = field(default_factory=dict)
     kept: int = 0
     kept_because: str | None = None
     notes: str = ""
@@ -81,16 +83,23 @@ def plan_targets(
         orders = min(surplus, max(0, target - supply[name].held))
         slices = surplus - orders
         waited_s = inputs.now_s - since_s[name]
-        droppable = max(0, min(slices, spare)) if waited_s >= inputs.drain_delay_s else 0
-        spare -= droppable
-        targets[name] = target - orders - droppable
+        given_up = min(slices, inputs.given_up.get(name, 0))
+        spare -= given_up
+        droppable = 0
+        if waited_s >= inputs.drain_delay_s:
+            droppable = max(0, min(slices - given_up, spare))
+            spare -= droppable
+        targets[name] = target - orders - given_up - droppable
         if orders:
             why = _noted(inputs, "no longer needed, and not there yet")
             decisions.append(Decision(name, -orders, why))
+        if given_up:
+            why = _noted(inputs, "given up at once: another model lacks it and comes first")
+            decisions.append(Decision(name, -given_up, why))
         if droppable:
             decisions.append(Decision(name, -droppable, _drop_reason(inputs, name, waited_s)))
-        if slices > droppable:
-            refusals.append(Decision(name, droppable - slices, _kept_reason(inputs, waited_s)))
+        if kept := slices - given_up - droppable:
+            refusals.append(Decision(name, -kept, _kept_reason(inputs, waited_s)))
     refusals += _shortfalls(inputs)
     plan = Plan(
         at_s=inputs.now_s,
@@ -126,7 +135,7 @@ def _needed(inputs: PlanInputs, name: str, supply: _Supply) -> int:
         # Its orders stay open: they cost nothing, and one that is filled shows that it is back.
         needed = max(needed, inputs.hoped[name])
     # A slice whose time is up is replaced before it goes.
-    replaced = min(supply.expiring, history.terms.max_slices - needed) if needed else 0
+    replaced = min(supply.expiring, history.most_slices - needed) if needed else 0
     return needed + max(0, replaced)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import PolicyConfigError, PolicySettings, read_policy_settings
 from autoscaling.prices.table import PricedMarket, price_table
@@ -172,3 +173,79 @@ def test_objective_by_prompt_length_is_bounded_by_the_profile() -> None:
     message = r"models\.m\.objectives\.ttft_per_prompt_token_s is 0\.0002; allowed: at most 0\.0001"
     with pytest.raises(PolicyConfigError, match=message):
         read_policy_settings({"models": {"m": model}}, ROOT)
+
+
+def two_models(*quotas: dict[str, Any], **changes: Any) -> PolicySettings:
+    """Two models of eight and of four chips a slice; `changes` are of the second one."""
+    first = {
+        "profile": PROFILE,
+        "objectives": {"ttft_s": 3.0, "tpot_s": 0.05},
+        "classes": {"reserved": {"min_slices": 1}},
+        "priority": 5,
+    }
+    second = first | {"profile": PROFILE | {"topology": "2x2"}, "priority": -1} | changes
+    return read_policy_settings({"models": {"m": first, "n": second}, "quotas": list(quotas)})
+
+
+def test_quota_is_shared_by_the_models_that_have_the_class() -> None:
+    found = two_models({"compute_class": "reserved", "max_chips": 64})
+    assert found.quotas == (ChipQuota("reserved", 64, frozenset({"m", "n"})),)
+    assert found.members == (Member("m", 8, 5), Member("n", 4, -1))
+    of_its_own = two_models(
+        {"compute_class": "reserved", "max_chips": 64, "generation": "v6e"},
+        {"compute_class": "reserved", "max_chips": 16, "generation": "v5e"},
+        profile=PROFILE | {"generation": "v5e", "topology": "2x2"},
+    )
+    assert [each.models for each in of_its_own.quotas] == [{"m"}, {"n"}]
+    assert (settings().quotas, settings().members) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("quotas", "changes", "complaint"),
+    [
+        ([{"compute_class": "reserved"}], {}, r"quotas\.0\.max_chips is .*: Field required"),
+        (
+            [{"compute_class": "reserved", "max_chips": -4}],
+            {},
+            r"quotas\.0\.max_chips is -4: .*greater than or equal to 0",
+        ),
+        (
+            [{"compute_class": "spot", "max_chips": 4}],
+            {},
+            r"quotas\.0: no model has slices of compute class 'spot' and generation None",
+        ),
+        (
+            [{"compute_class": "reserved", "max_chips": 4, "generation": "v5p"}],
+            {},
+            r"quotas\.0: no model has slices of .* generation 'v5p'; allowed: classes and generat",
+        ),
+        (
+            [
+                {"compute_class": "reserved", "max_chips": 64},
+                {"compute_class": "reserved", "max_chips": 32, "generation": "v6e"},
+            ],
+            {},
+            r"quotas\.1: m, n has another quota of reserved",
+        ),
+        (
+            [{"compute_class": "reserved", "max_chips": 8}],
+            {},
+            r"quotas\.0\.max_chips is 8; allowed: 12 or more, which are the min_slices of m, n",
+        ),
+        (
+            [{"compute_class": "reserved", "max_chips": 64}],
+            {"profile": PROFILE | {"topology": None}},
+            r"quotas\.0: n shares it: the number of chips of a slice needs generation and to",
+        ),
+        (
+            [{"compute_class": "reserved", "max_chips": 64}],
+            {"priority": 5000},
+            r"models\.n\.priority is 5000: .*less than or equal to 1000",
+        ),
+    ],
+)
+def test_quota_that_cannot_be_is_refused(
+    quotas: list[dict[str, Any]], changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(PolicyConfigError, match=complaint):
+        two_models(*quotas, **changes)

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.quotas.records import NOTHING_SHARED
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import DecisionLog
@@ -40,7 +41,7 @@ def log(tmp_path: Path) -> Path:
         due = BatchDue((DueWork(now_s + 3600.0, 90_000 * tick),) if tick else (), 50.0)
         load = ModelLoad(now_s, 15.0 * tick, 100.0, 100.0, batch_due=due)
         observation = Observation(now_s, load, Fleet((), {}))
-        writing.decided("m", observation, policy.decide(observation))
+        writing.decided("m", observation, NOTHING_SHARED, policy.decide(observation))
     writing.close()
     return path
 

@@ -141,6 +141,29 @@ def decode_orders(text: bytes | None) -> StandingOrders:
 Pin = tuple[str, str | None, int | None]
 
 
+def pinned_targets(
+    model: str,
+    present: Mapping[str, int],
+    bounds: Mapping[str, tuple[int, int]],
+    pins: Iterable[Pin],
+) -> dict[str, int]:
+    """Returns the targets that orders set, of the classes of `present` that are pinned.
+
+    The arguments are those of `ordered_targets`.
+    """
+    pins = list(pins)
+    pinned = {}
+    for compute_class, now in present.items():
+        of_class = [each for each in pins if each[0] == compute_class and each[1] in (None, model)]
+        # One for this model goes before one for all.
+        pin = max(of_class, key=lambda each: each[1] is not None, default=None)
+        if pin is not None:
+            least, most = bounds.get(compute_class, (now, now))
+            wanted = now if pin[2] is None else pin[2]
+            pinned[compute_class] = min(max(wanted, least), most)
+    return pinned
+
+
 def ordered_targets(
     model: str,
     targets: Mapping[str, int],
@@ -158,16 +181,12 @@ def ordered_targets(
     """
     ordered = dict(targets)
     notes = []
-    pins = list(pins)
+    standing = {name: present.get(name, target) for name, target in targets.items()}
+    pinned = pinned_targets(model, standing, bounds, pins)
     for compute_class, target in targets.items():
-        now = present.get(compute_class, target)
-        of_class = [each for each in pins if each[0] == compute_class and each[1] in (None, model)]
-        # One for this model goes before one for all.
-        pinned = max(of_class, key=lambda each: each[1] is not None, default=None)
-        if pinned is not None:
-            least, most = bounds.get(compute_class, (target, target))
-            wanted = now if pinned[2] is None else pinned[2]
-            ordered[compute_class] = min(max(wanted, least), most)
+        now = standing[compute_class]
+        if compute_class in pinned:
+            ordered[compute_class] = pinned[compute_class]
             why = f"{compute_class} is pinned at {ordered[compute_class]}"
         elif is_frozen and target < now:
             ordered[compute_class] = now

@@ -1,5 +1,6 @@
 """A tiny world for the policy: slices come after a while if there are any, nothing is random."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autoscaling.policy.policy import SlicewisePolicy
@@ -53,6 +54,7 @@ class World:
     targets: dict[str, int] = field(default_factory=dict)
     losses: list[SliceLoss] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    has_room: Callable[[SliceView], bool] = lambda _: True
     _made: int = 0
 
     @classmethod
@@ -62,15 +64,17 @@ class World:
 
     def step(self, rate: float, **more: float | int) -> Plan:
         """Time goes on by a tick, slices come and become ready, then a decision is carried out."""
+        plan = self.policy.decide(self.tick(rate, **more))
+        self.carry_out(plan)
+        return plan
+
+    def tick(self, rate: float, **more: float | int) -> Observation:
+        """Time goes on by a tick: what is observed then."""
         self.now_s += TICK_S
         self.slices = [self._aged(each) for each in self.slices]
-        observed = load(rate, self.now_s, **more)
         fleet = Fleet(tuple(self.slices), dict(self.targets), tuple(self.losses))
-        plan = self.policy.decide(Observation(self.now_s, observed, fleet))
         self.losses = []
-        self.plans.append(plan)
-        self._carry_out(plan)
-        return plan
+        return Observation(self.now_s, load(rate, self.now_s, **more), fleet)
 
     def run(self, rate: float, for_s: float, **more: float | int) -> Plan:
         for _ in range(round(for_s / TICK_S)):
@@ -95,7 +99,7 @@ class World:
         age_s = self.now_s - each.since_s
         if each.state == SliceState.PROVISIONING:
             has_come = self.now_s - each.requested_at_s >= term.provisioning_s
-            if has_come and each.compute_class not in self.dry:
+            if has_come and each.compute_class not in self.dry and self.has_room(each):
                 return self._in_state(each, SliceState.LOADING)
         elif each.state == SliceState.LOADING and age_s >= term.load_s:
             return self._in_state(each, SliceState.READY)
@@ -110,7 +114,8 @@ class World:
             f"{name}-{self._made}", name, SliceState.PROVISIONING, self.now_s, self.now_s
         )
 
-    def _carry_out(self, plan: Plan) -> None:
+    def carry_out(self, plan: Plan) -> None:
+        self.plans.append(plan)
         for name, target in plan.targets.items():
             supply = [s for s in self.slices if s.compute_class == name]
             for _ in range(target - len(supply)):

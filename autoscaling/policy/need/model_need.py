@@ -1,0 +1,280 @@
+"""How many slices a model needs, before asking what exists: steps 1 to 4 of the policy.
+
+Remembers what needs are made of: rates and lengths, what slices were seen to carry, the needs of
+the last minutes. Asks nothing of compute classes but the time at which one delivers. Deterministic:
+time comes in.
+"""
+
+import math
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+
+from autoscaling.policy.demand import (
+    Demand,
+    DemandInputs,
+    UnreachableObjectiveError,
+    backlog_demand,
+    demand_of,
+    num_at_once,
+)
+from autoscaling.policy.forecast import Forecaster
+from autoscaling.policy.learned_capacity import learned_of_record, nothing_learned
+from autoscaling.policy.memory import PolicyRecord
+from autoscaling.policy.need.batches import BatchCapacity, BatchInputs, BatchPatience
+from autoscaling.policy.need.pressure import Pressure, pressure_reason
+from autoscaling.policy.need.scale_down import (
+    MOST_TURNS,
+    NeedFloor,
+    NeedTurns,
+    why_nothing_may_go,
+)
+from autoscaling.policy.rules import Rules
+from autoscaling.records import ModelLoad
+from serving.domain.capacity.batch_lines import STEP_SHARE
+from serving.domain.capacity.slice_profile import CapacityProfile
+
+# Of the mean demand, the most that is bought in addition to work off what waits.
+_MOST_BACKLOG = 0.1
+# A backlog is older than a slice takes to come after this at the earliest.
+_LEAST_LEAD_S = 60.0
+# What slices carry is told where it differs by more from the law.
+_SAME_FACTOR = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """The slices that `load` needs, and why.
+
+    `demand` is what it takes now, or by when the soonest class delivers; `num_ready` slices are
+    there. `pressing` slices are for the work that is there now, nothing foreseen and nothing held.
+    `least` slices are the demand, held for a while; `need` are those that are planned for,
+    more of them because of `stays` (`None`: no reason); `whole` are those with the ones for
+    batches. `notes` say what else they come of.
+    """
+
+    load: ModelLoad
+    demand: Demand
+    num_ready: int
+    pressing: int
+    least: int
+    need: int
+    whole: int
+    stays: str | None
+    notes: tuple[str, ...]
+
+
+class ModelNeed:
+    """The need of one model, looked at again and again."""
+
+    def __init__(
+        self, profile: CapacityProfile, rules: Rules, memory: PolicyRecord | None = None
+    ) -> None:
+        """Takes the `memory` of an earlier policy of the model; `None`: there is none."""
+        self._profile = profile
+        self._rules = rules
+        self.forecaster = (
+            Forecaster(self._cost)
+            if memory is None
+            else Forecaster.from_record(memory.forecast, self._cost)
+        )
+        self.learned = (
+            nothing_learned(profile)
+            if memory is None
+            else learned_of_record(memory.learned, profile)
+        )
+        self._learned_at_s: float | None = None
+        self._busy_at_s: float | None = None
+        # By the class for whose time they are; "" is the base.
+        self._needs: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._floor = NeedFloor()
+        self._turns = NeedTurns()
+        self._factor = 1.0
+        self._pressure = Pressure()
+        self._patience = BatchPatience()
+        self._pressed_because: str | None = None
+        self._added = 0.0
+        self._backlog_since_s: float | None = None
+
+    def look(self, now_s: float, load: ModelLoad, ready: Counter[str], lead_s: float) -> Needed:
+        """Returns what `load` needs; `ready` slices are there by class.
+
+        A slice that is asked for now of the soonest class serves after `lead_s`.
+        """
+        self._learn(now_s, load)
+        num_ready = ready.total()
+        self._factor = self.learned.factor(ready)
+        self._look_at_pressure(now_s, load, num_ready)
+        demand = self._demand(now_s, load, num_ready, lead_s)
+        least = self._held_need(now_s, self._bounded(now_s, load, demand))
+        need, stays = self._kept_need(now_s, load, least, num_ready)
+        batch = self._batch_capacity(now_s, load, need, demand.mean, lead_s)
+        whole = min(need + batch.slices, self._rules.max_slices)
+        notes = tuple(filter(None, (self._carries, batch.words, *load.left_out)))
+        pressing = min(need, self._pressing(now_s, load, num_ready, lead_s))
+        return Needed(load, demand, num_ready, pressing, least, need, whole, stays, notes)
+
+    def by(self, now_s: float, now: Needed, lead_s: float, name: str) -> tuple[int, float]:
+        """Returns the need by when class `name` delivers, and its mean in slices."""
+        demand = self._demand(now_s, now.load, now.num_ready, lead_s)
+        need = self._held_need(now_s, self._bounded(now_s, now.load, demand), name)
+        return need, demand.mean
+
+    def rate_words(self, now_s: float, now: Needed, lead_s: float) -> str:
+        """The sums behind a need, for a reader."""
+        forecast = self.forecaster.at(now_s, lead_s, self._rules.forecast_share)
+        return (
+            f"{now.load.requests_per_s:.2f} requests/s,"
+            f" {self._requests_per_s(forecast.safe):.2f} in {lead_s:.0f} s"
+            f" by {forecast.method}: {now.demand.arithmetic}"
+        )
+
+    @property
+    def _carries(self) -> str:
+        """What slices were seen to carry, in words; nothing while the law is believed."""
+        if abs(self._factor - 1) < _SAME_FACTOR:
+            return ""
+        return f"slices were seen to carry {self._factor:.2f} of their profile"
+
+    def _learn(self, now_s: float, load: ModelLoad) -> None:
+        if load.has_work:
+            self._busy_at_s = now_s
+        elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
+        self._learned_at_s = now_s
+        self.learned = self.learned.seen(elapsed_s, load, self._profile, self._rules)
+        if load.late and load.requests_per_s <= self.forecaster.rate:
+            return  # it is the least that there is, and no news
+        self.forecaster.observe(
+            load.at_s, load.requests_per_s, load.input_tokens_mean, load.output_tokens_mean
+        )
+
+    def _cost(self, input_tokens: float, output_tokens: float) -> float:
+        """The slices that one request per second takes; 0 where none meets the objective."""
+        one = DemandInputs(1.0, input_tokens, output_tokens)
+        try:
+            return demand_of(one, self._profile, self._rules).mean
+        except UnreachableObjectiveError:
+            return 0.0
+
+    def _requests_per_s(self, slices: float) -> float:
+        """The rate of requests, as long as they lately were, that is so much work."""
+        cost = self.forecaster.slices_per_request_per_s
+        return slices / cost if cost > 0 else self.forecaster.rate
+
+    def _demand(self, now_s: float, load: ModelLoad, num_ready: int, lead_s: float) -> Demand:
+        """The greater of what is needed now and what will be in `lead_s`."""
+        then = self.forecaster.at(now_s, lead_s, self._rules.forecast_share).safe
+        work = max(self.forecaster.level, then)
+        return self._demand_of_work(now_s, load, num_ready, lead_s, work)
+
+    def _pressing(self, now_s: float, load: ModelLoad, num_ready: int, lead_s: float) -> int:
+        """The slices that the work which is there takes, and what waits."""
+        level = self.forecaster.level
+        demand = self._demand_of_work(now_s, load, num_ready, lead_s, level)
+        return self._bounded(now_s, load, demand)
+
+    def _demand_of_work(
+        self, now_s: float, load: ModelLoad, num_ready: int, lead_s: float, work: float
+    ) -> Demand:
+        """The demand of so much `work` in slices, and of what waits."""
+        rate = self._requests_per_s(work)
+        traffic = DemandInputs(rate, *self.forecaster.tokens)
+        steady = demand_of(traffic, self._profile, self._rules, self._factor)
+        # What is on engines beyond what they can run waits there.
+        held = num_ready * num_at_once(traffic, self._profile, self._rules, self._factor)
+        num_waiting = load.num_waiting + max(0.0, load.num_in_flight - held)
+        backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules, self._factor)
+        most = self._most_backlog(now_s, load, steady.mean, lead_s, has_backlog=backlog > 0)
+        return Demand(steady.mean, steady.spread, min(backlog, most), self._added)
+
+    def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: int) -> None:
+        """Notes what shows that slices have too much to do now, and what is added for it."""
+        traffic = DemandInputs(self.forecaster.rate, *self.forecaster.tokens)
+        mean = demand_of(traffic, self._profile, self._rules, self._factor).mean
+        self._pressed_because = pressure_reason(load, mean, num_ready)
+        self._added = self._pressure.added_slices(now_s, mean, self._pressed_because)
+
+    def _most_backlog(
+        self,
+        now_s: float,
+        load: ModelLoad,
+        mean: float,
+        lead_s: float,
+        *,
+        has_backlog: bool,
+    ) -> float:
+        """Returns the most slices that are bought to work off what waits.
+
+        What is on its way will have worked off most of it before a slice asked for now is ready.
+        It has not where there is a backlog for longer than that: then it may be as many times more.
+        """
+        if not has_backlog:
+            self._backlog_since_s = None
+            return 0.0
+        if self._backlog_since_s is None:
+            self._backlog_since_s = now_s
+        age_s = max(now_s - self._backlog_since_s, load.oldest_wait_s)
+        most_leads = max(1.0, age_s / max(lead_s, _LEAST_LEAD_S))
+        return max(1.0, _MOST_BACKLOG * mean) * most_leads
+
+    def _batch_capacity(
+        self, now_s: float, load: ModelLoad, need: int, busy: float, lead_s: float
+    ) -> BatchCapacity:
+        """Returns the slices that batch work gets of its own, by when it is due.
+
+        Gateways let batch work make steps as long as `STEP_SHARE` says. That is less than what
+        `busy` slices are planned with, so that others take more of them beside it.
+        """
+        due = load.batch_due
+        given, taken = due.input_tokens_mean, due.output_tokens_mean
+        of_lines = (
+            load.input_tokens_mean if given is None else given,
+            load.output_tokens_mean if taken is None else taken,
+        )
+        tpot_s = self._rules.objectives.tpot_s
+        planned_s, beside_s = tpot_s * self._rules.tpot_margin, tpot_s * STEP_SHARE
+        if beside_s <= self._profile.base_s:
+            beside_s = planned_s
+        of_others = self.forecaster.tokens
+        alone = self._profile.max_requests_per_s(*of_others, planned_s)
+        beside = self._profile.max_requests_per_s(*of_others, beside_s)
+        carries = self._profile.max_requests_per_s(*of_lines, beside_s)
+        return self._patience.capacity(
+            BatchInputs(
+                now_s=now_s,
+                due=due,
+                requests_per_s=self._factor * carries if math.isfinite(carries) else 0.0,
+                need=need,
+                busy=busy * alone / beside if 0 < beside < math.inf else busy,
+                lead_s=lead_s,
+            )
+        )
+
+    def _kept_need(
+        self, now_s: float, load: ModelLoad, needed: int, num_ready: int
+    ) -> tuple[int, str | None]:
+        """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
+        stays = why_nothing_may_go(load, self._rules) or self._pressed_because
+        kept = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
+        need = self._turns.bounded(now_s, kept)
+        if need > kept:
+            return need, f"it has turned {MOST_TURNS} times in an hour, or would"
+        return need, stays
+
+    def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
+        rules = self._rules
+        wanted = demand.whole
+        if load.has_work or (
+            self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s
+        ):
+            wanted = max(wanted, 1)
+        return min(max(wanted, rules.min_slices), rules.max_slices)
+
+    def _held_need(self, now_s: float, need: int, name: str = "") -> int:
+        """The highest need of the last `drain_delay_s`, from a queue of falling needs."""
+        needs = self._needs[name]
+        while needs and needs[-1][1] <= need:
+            needs.pop()
+        needs.append((now_s, need))
+        while needs[0][0] < now_s - self._rules.drain_delay_s:
+            needs.popleft()
+        return needs[0][1]

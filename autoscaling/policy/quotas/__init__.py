@@ -1,0 +1,1 @@
+"""How models share the chips of a compute class: a quota, its shares, and what may go at once."""
