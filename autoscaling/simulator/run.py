@@ -1,26 +1,27 @@
-"""Runs a policy against a day: the ticks, its inputs, and the loop around engines and slices.
+"""Runs policies against a day: the ticks, their inputs, and the loop around engines and slices.
 
-Owns the setup, the measuring of load as production measures it, and the order of things. Has no
+Owns the setup and the order of things, for one model and for several that share quotas. Has no
 scaling rule: the `records.Policy` that is passed in decides everything.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
-from autoscaling.records import Fleet, ModelLoad, Observation, Policy
+from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.quotas.book import QuotaBook
+from autoscaling.policy.quotas.records import ChipQuota, Member
+from autoscaling.records import Fleet, Observation, Plan, Policy
 from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
 from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
 from autoscaling.simulator.world.batch_lane import SimulatedLane
 from autoscaling.simulator.world.engines import Engines, GatewayLimits, SimulatedTraffic
-from autoscaling.simulator.world.slices import ClassSetup, SliceFleet
-from serving.domain.capacity.engine_rates import EngineRate
+from autoscaling.simulator.world.measured_load import SimulatedLoad
+from autoscaling.simulator.world.slices import ChipPool, ClassSetup, Pools, SliceFleet
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
-from serving.domain.load_report import are_too_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,79 @@ class SimulationSetup:
                 raise ValueError(f"ready_at_start.{name} is {count}; allowed: 0 to {most}")
 
 
+class SimulatedModel:
+    """One model's day on its way: its engines and slices, and what a policy observes of them.
+
+    At each tick it is observed, then it follows a plan.
+    """
+
+    def __init__(self, setup: SimulationSetup, pools: Pools | None = None) -> None:
+        """Begins the day; `pools` are the chips that it shares with other models, by class."""
+        self._setup = setup
+        self._requests = setup.requests.until(setup.duration_s)
+        self._engines = Engines(
+            self._requests, setup.profile, setup.limits, setup.objectives, setup.batches
+        )
+        self._lane = SimulatedLane(
+            setup.batches, self._engines, setup.objectives.tpot_s, setup.tick_s
+        )
+        rng = np.random.default_rng(setup.seed)
+        self._fleet = SliceFleet(setup.classes, self._engines, rng, setup.drain_s, pools or {})
+        for name, count in setup.ready_at_start.items():
+            self._fleet.begin_ready(name, count)
+        self._meter = SimulatedLoad(setup.window_s, setup.measurement_delay_s, setup.assumed_tokens)
+        self._timeline = TimelineRecorder(setup.classes)
+        self._traffic: SimulatedTraffic | None = None
+        self._observed: Observation | None = None
+
+    def observe(self, now_s: float) -> Observation:
+        """Lets everything happen that is due by then; returns what the policy is shown."""
+        fleet = self._fleet
+        fleet.advance(now_s)
+        self._traffic = traffic = self._engines.traffic(now_s)
+        self._meter.take(traffic)
+        self._lane.look(now_s, traffic.work, is_pressed=self._meter.is_pressed)
+        load = self._meter.load(fleet.engines())
+        if load is not None and self._lane.has_any:
+            load = replace(load, batch_due=self._lane.due())
+        seen = Fleet(fleet.views(), fleet.targets, fleet.take_losses())
+        self._observed = Observation(now_s, load, seen)
+        return self._observed
+
+    @property
+    def targets(self) -> Mapping[str, int]:
+        """The slices that each class was last asked for."""
+        return self._fleet.targets
+
+    def follow(self, plan: Plan) -> None:
+        """Does what the plan says for what was observed last."""
+        assert self._observed is not None  # `observe` comes first
+        assert self._traffic is not None
+        now_s, load, seen = self._observed.now_s, self._observed.load, self._observed.fleet
+        self._timeline.note(self._traffic, load, seen.slices, plan)
+        self._fleet.apply(plan.targets, plan.drain_order, now_s)
+
+    def end(self, policy_name: str) -> SimulationOutcome:
+        """Ends the day; returns how it was."""
+        setup = self._setup
+        self._fleet.advance(setup.duration_s)
+        self._engines.advance(setup.duration_s)
+        self._fleet.close_books(setup.duration_s)
+        self._lane.close(setup.duration_s)
+        answers = self._engines.finish()
+        return sum_up(
+            policy_name,
+            self._requests,
+            answers,
+            self._fleet.records,
+            self._fleet.seconds,
+            self._timeline.close(setup.duration_s),
+            setup.classes,
+            setup.objectives,
+            self._lane.service(),
+        )
+
+
 def simulate(
     setup: SimulationSetup,
     policy: Policy,
@@ -81,136 +155,58 @@ def simulate(
     Raises:
         ValueError: a plan has a target for an unknown class.
     """
-    requests = setup.requests.until(setup.duration_s)
-    engines = Engines(requests, setup.profile, setup.limits, setup.objectives, setup.batches)
-    lane = SimulatedLane(setup.batches, engines, setup.objectives.tpot_s, setup.tick_s)
-    rng = np.random.default_rng(setup.seed)
-    fleet = SliceFleet(setup.classes, engines, rng, setup.drain_s)
-    for name, count in setup.ready_at_start.items():
-        fleet.begin_ready(name, count)
-    meter = SimulatedLoad(setup.window_s, setup.measurement_delay_s, setup.assumed_tokens)
-    timeline = TimelineRecorder(setup.classes)
-    for tick in range(int(np.ceil(setup.duration_s / setup.tick_s))):
-        now_s = tick * setup.tick_s
-        fleet.advance(now_s)
-        traffic = engines.traffic(now_s)
-        meter.take(traffic)
-        lane.look(now_s, traffic.work, is_pressed=meter.is_pressed)
-        views = fleet.views()
-        seen = Fleet(views, fleet.targets, fleet.take_losses())
-        load = meter.load(fleet.engines())
-        if load is not None and lane.has_any:
-            load = replace(load, batch_due=lane.due())
-        plan = policy.decide(Observation(now_s, load, seen))
-        timeline.note(traffic, load, views, plan)
-        fleet.apply(plan.targets, plan.drain_order, now_s)
+    day = SimulatedModel(setup)
+    for now_s in _ticks(setup):
+        day.follow(policy.decide(day.observe(now_s)))
         if on_progress is not None:
             on_progress(now_s / setup.duration_s)
-    fleet.advance(setup.duration_s)
-    engines.advance(setup.duration_s)
-    fleet.close_books(setup.duration_s)
-    lane.close(setup.duration_s)
-    answers = engines.finish()
-    return sum_up(
-        policy.name,
-        requests,
-        answers,
-        fleet.records,
-        fleet.seconds,
-        timeline.close(setup.duration_s),
-        setup.classes,
-        setup.objectives,
-        lane.service(),
-    )
+    return day.end(policy.name)
 
 
-class SimulatedLoad:
-    """Turns counts into the load that a policy is shown.
+def simulate_together(
+    setups: Mapping[str, SimulationSetup],
+    policies: Mapping[str, SlicewisePolicy],
+    quotas: Sequence[ChipQuota],
+    members: Sequence[Member],
+    *,
+    shares: bool = True,
+) -> Mapping[str, SimulationOutcome]:
+    """Simulates a day of several models whose slices have the chips of `quotas` together.
 
-    Token means come from the last window in which there was something to average; until there has
-    been one, they are the `assumed` ones. A load is measured once the delay has passed, and is
-    `None` before.
+    All three are by the name of the model. Without `shares` each policy plans as if all of a quota
+    were its own, and whoever orders first has it. A chip that one model gives up is another's at
+    the next tick.
+
+    Raises:
+        ValueError: days differ in length or tick, or what is ready at the start exceeds a quota.
     """
-
-    def __init__(self, window_s: float, delay_s: float, assumed: Tokens) -> None:
-        self._window_s = window_s
-        self._delay_s = delay_s
-        self._readings: deque[SimulatedTraffic] = deque()
-        self._input_tokens_mean = assumed.input
-        self._output_tokens_mean = assumed.output
-
-    def take(self, reading: SimulatedTraffic) -> None:
-        """Adds one reading; times never run backwards."""
-        self._readings.append(reading)
-        oldest_s = reading.at_s - self._delay_s - self._window_s
-        while len(self._readings) > 1 and self._readings[1].at_s <= oldest_s:
-            self._readings.popleft()
-
-    @property
-    def is_pressed(self) -> bool:
-        """Whether too many first tokens of the last window were late, as its gateway sees it."""
-        first, last = self._readings[0], self._readings[-1]
-        num_late = last.num_late - first.num_late
-        return are_too_many(num_late, last.num_first_tokens - first.num_first_tokens - num_late)
-
-    def load(self, engines: Iterable[tuple[int, str, str, float]] = ()) -> ModelLoad | None:
-        """The load as of the latest reading that is not younger than the delay.
-
-        `engines` are the ready slices: slot, id, class, and since when.
-        """
-        if not self._readings:
-            return None
-        latest_s = self._readings[-1].at_s - self._delay_s
-        known = [each for each in self._readings if each.at_s <= latest_s]
-        if not known:
-            return None
-        last = known[-1]
-        window = [each for each in known if each.at_s >= last.at_s - self._window_s]
-        first = window[0]
-        span_s = last.at_s - first.at_s
-        arrived = last.num_arrived - first.num_arrived
-        finished = last.num_finished - first.num_finished
-        # A gateway counts the tokens of a prompt when it admits the request.
-        if arrived and arrived + first.num_waiting > last.num_waiting:
-            self._input_tokens_mean = (last.input_tokens - first.input_tokens) / arrived
-        if finished:
-            self._output_tokens_mean = (last.output_tokens - first.output_tokens) / finished
-        num_late = last.num_late - first.num_late
-        return ModelLoad(
-            at_s=last.at_s,
-            requests_per_s=arrived / span_s if span_s > 0 else 0.0,
-            input_tokens_mean=self._input_tokens_mean,
-            output_tokens_mean=self._output_tokens_mean,
-            num_waiting=last.num_waiting + last.num_held_back,
-            oldest_wait_s=last.oldest_wait_s,
-            num_in_flight=last.num_in_flight - last.num_held_back,
-            full_ratio=sum(each.are_full for each in window) / len(window),
-            num_ttft_met=last.num_first_tokens - first.num_first_tokens - num_late,
-            num_ttft_missed=num_late,
-            engines=_engine_rates(engines, first, last),
-        )
+    (ticks,) = {tuple(_ticks(each)) for each in setups.values()}
+    pools = _pools(quotas, members)
+    days = {model: SimulatedModel(setup, pools.get(model)) for model, setup in setups.items()}
+    for now_s in ticks:
+        asked = {model: policies[model].ask(day.observe(now_s)) for model, day in days.items()}
+        fixed = {model: day.targets for model, day in days.items() if asked[model] is None}
+        book = QuotaBook(quotas if shares else (), members, asked, fixed)
+        plans = {}
+        for model in sorted(days, key=book.place_of):
+            plans[model] = policies[model].plan(book.share_of(model))
+            book.take(model, plans[model].targets)
+        for model, day in days.items():
+            day.follow(plans[model])
+    return {model: day.end(policies[model].name) for model, day in days.items()}
 
 
-def _engine_rates(
-    engines: Iterable[tuple[int, str, str, float]], first: SimulatedTraffic, last: SimulatedTraffic
-) -> tuple[EngineRate, ...]:
-    """Returns what the engines did between two readings that were ready at the first one."""
-    before, after, span_s = first.work, last.work, last.at_s - first.at_s
-    if before is None or after is None or span_s <= 0:
-        return ()
-    rates = []
-    for slot, slice_id, compute_class, ready_at_s in engines:
-        if ready_at_s > first.at_s or slot >= len(before.num_steps):
-            continue
-        num_steps = int(after.num_steps[slot] - before.num_steps[slot])
-        if num_steps > 0:
-            rates.append(
-                EngineRate(
-                    slice_id,
-                    compute_class,
-                    float(after.computed[slot] - before.computed[slot]) / span_s,
-                    float(after.emitted[slot] - before.emitted[slot]) / span_s,
-                    float(after.busy_s[slot] - before.busy_s[slot]) / num_steps,
-                )
-            )
-    return tuple(rates)
+def _ticks(setup: SimulationSetup) -> Iterable[float]:
+    count = int(np.ceil(setup.duration_s / setup.tick_s))
+    return (tick * setup.tick_s for tick in range(count))
+
+
+def _pools(quotas: Sequence[ChipQuota], members: Sequence[Member]) -> Mapping[str, Pools]:
+    """Returns the pools of each model, by class, and how many chips a slice of it takes."""
+    pools: dict[str, dict[str, tuple[ChipPool, int]]] = {each.model: {} for each in members}
+    for quota in quotas:
+        pool = ChipPool(quota.max_chips)
+        for member in members:
+            if member.model in quota.models:
+                pools[member.model][quota.compute_class] = (pool, member.num_chips)
+    return pools

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -103,9 +104,32 @@ class _Life:
     epoch: int = 0
 
 
+class ChipPool:
+    """The chips that the slices of several models have together: the cloud's side of a quota."""
+
+    def __init__(self, max_chips: int) -> None:
+        self._left = max_chips
+
+    def take(self, num_chips: int) -> bool:
+        """Takes so many, all or none; returns whether they were there."""
+        if num_chips > self._left:
+            return False
+        self._left -= num_chips
+        return True
+
+    def give_back(self, num_chips: int) -> None:
+        """Returns so many, for whoever asks next."""
+        self._left += num_chips
+
+
+# By class: the pool that its slices are taken from, and how many chips one of them has.
+Pools = Mapping[str, tuple[ChipPool, int]]
+
+
 @dataclass(slots=True)
 class _Class:
     setup: ClassSetup
+    pool: tuple[ChipPool, int] | None = None
     target: int = 0
     capacity: float = math.inf
     occupied: int = 0
@@ -113,11 +137,23 @@ class _Class:
     active: dict[str, _Life] = field(default_factory=dict)
     draining: dict[str, _Life] = field(default_factory=dict)
 
+    def occupy(self) -> bool:
+        """Takes the place of one slice; returns whether there is one."""
+        if self.pool is not None and not self.pool[0].take(self.pool[1]):
+            return False
+        self.occupied += 1
+        return True
+
+    def vacate(self) -> None:
+        self.occupied -= 1
+        if self.pool is not None:
+            self.pool[0].give_back(self.pool[1])
+
 
 class SliceFleet:
     """Models all slices of one simulation.
 
-    `drain_s` is how long a slice that goes is still held.
+    `drain_s` is how long a slice that goes is still held. `pools` are chips that it shares.
     """
 
     def __init__(
@@ -126,11 +162,14 @@ class SliceFleet:
         engines: Engines,
         rng: np.random.Generator,
         drain_s: float,
+        pools: Pools = MappingProxyType({}),
     ) -> None:
         self._engines = engines
         self._rng = rng
         self._drain_s = drain_s
-        self._classes = {each.terms.name: _Class(each) for each in setups}
+        self._classes = {
+            each.terms.name: _Class(each, pools.get(each.terms.name)) for each in setups
+        }
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._num_events = 0
         self._num_lives = 0
@@ -141,12 +180,17 @@ class SliceFleet:
             self._schedule_capacity(each)
 
     def begin_ready(self, compute_class: str, count: int) -> None:
-        """Adds `count` slices that exist and are ready at 0, before anything else."""
+        """Adds `count` slices that exist and are ready at 0, before anything else.
+
+        Raises:
+            ValueError: a pool has fewer.
+        """
         known = self._classes[compute_class]
         known.target = count
         for _ in range(count):
             life = self._begin(known, 0.0)
-            known.occupied += 1
+            if not known.occupy():
+                raise ValueError(f"{compute_class}: {count} slices at the start exceed the quota")
             life.is_granted = True
             self._come(known, life, 0.0)
             self._load(known, life, 0.0)
@@ -244,12 +288,11 @@ class SliceFleet:
 
     def _serve_waiting(self, known: _Class, now_s: float) -> None:
         limit = min(known.capacity, known.setup.terms.max_slices)
-        while known.orders and known.occupied < limit:
+        while known.orders and known.occupied < limit and known.occupy():
             life = known.orders.popleft()
             how = known.setup.conditions
             spread = how.provisioning_spread * self._rng.standard_normal()
             come_at_s = now_s + how.provisioning_s * math.exp(spread)
-            known.occupied += 1
             life.is_granted = True
             self._later(life, come_at_s, partial(self._come, known, life))
 
@@ -310,7 +353,7 @@ class SliceFleet:
             self._drain(known, life, now_s, now_s + self._drain_s, EndCause.RELEASED)
             return
         if life.is_granted:
-            known.occupied -= 1
+            known.vacate()
         else:
             known.orders.remove(life)
         life.epoch += 1
@@ -343,7 +386,7 @@ class SliceFleet:
             self._engines.close(life.slot, now_s)
             life.slot = None
         del known.draining[life.slice_id]
-        known.occupied -= 1
+        known.vacate()
         self._end(life, now_s, life.cause)
         self._serve_waiting(known, now_s)
 
@@ -373,7 +416,7 @@ class SliceFleet:
                 else:
                     life.epoch += 1
                     life.is_granted = False
-                    known.occupied -= 1
+                    known.vacate()
                     known.orders.appendleft(life)
         self._serve_waiting(known, now_s)
 
