@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscaling.policy.memory import PolicyRecord
-from autoscaling.policy.quotas.records import QuotaShare
+from autoscaling.policy.quotas.records import ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Observation, Plan
 from autoscaling.replay import DecisionLog
@@ -66,7 +66,7 @@ class DecisionWriter:
         """Logs the beginning; see `DecisionSink`."""
         self._do("the decision log", self._logged, "begin", model, profile, terms, rules, memory)
 
-    def decided(self, model: str, observation: Observation, share: QuotaShare, plan: Plan) -> None:
+    def decided(self, model: str, observation: Observation, share: ChipShare, plan: Plan) -> None:
         """Logs the decision; see `DecisionSink`."""
         self._do("the decision log", self._logged, "decided", model, observation, share, plan)
 

@@ -21,12 +21,12 @@ from autoscaling.observations import (
 )
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.quotas.book import QuotaBook
+from autoscaling.policy.quotas.chip_book import ChipBook
 from autoscaling.policy.quotas.records import (
     NOTHING_SHARED,
     ChipQuota,
+    ChipShare,
     Member,
-    QuotaShare,
     SlicesAsked,
 )
 from autoscaling.policy.rules import Rules
@@ -56,7 +56,7 @@ class DecisionSink(Protocol):
         """Records that a policy of this model starts with that memory; `None`: an empty one."""
         ...
 
-    def decided(self, model: str, observation: Observation, share: QuotaShare, plan: Plan) -> None:
+    def decided(self, model: str, observation: Observation, share: ChipShare, plan: Plan) -> None:
         """Records one decision, taken with that share of what models have together."""
         ...
 
@@ -166,7 +166,7 @@ class ModelScaler:
         bounds = {name: (each.least, each.most) for name, each in serve_state.deployments.items()}
         return standing | pinned_targets(self.model, present, bounds, self._report.pins)
 
-    def plan(self, serve_state: ServeState, share: QuotaShare) -> ModelPlan:
+    def plan(self, serve_state: ServeState, share: ChipShare) -> ModelPlan:
         """The next plan, as it is shown. Its targets are `targets` from now on.
 
         `share` is what the model may have of what it shares.
@@ -194,7 +194,7 @@ class ModelScaler:
             num_failures=self._num_failures,
         )
 
-    def _plan(self, share: QuotaShare) -> Plan:
+    def _plan(self, share: ChipShare) -> Plan:
         assert self._policy is not None  # `ask` comes first
         assert self._observation is not None
         plan = self._policy.plan(share)
@@ -337,7 +337,7 @@ def decide_together(
     """
     asked = {each.model: each.ask(states[each.model]) for each in scalers}
     fixed = {each.model: each.fixed(states[each.model], asked[each.model]) for each in scalers}
-    book = QuotaBook(quotas, members, asked, fixed)
+    book = ChipBook(quotas, members, asked, fixed)
     plans = {}
     for each in sorted(scalers, key=lambda each: book.place_of(each.model)):
         plans[each.model] = each.plan(states[each.model], book.share_of(each.model))

@@ -15,7 +15,7 @@ from typing import Any
 
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.quotas.records import NOTHING_SHARED, QuotaShare
+from autoscaling.policy.quotas.records import NOTHING_SHARED, ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
 from serving.domain.capacity.batch_due import BatchDue, DueWork
@@ -81,7 +81,7 @@ class DecisionLog:
             }
         )
 
-    def decided(self, model: str, observation: Observation, share: QuotaShare, plan: Plan) -> None:
+    def decided(self, model: str, observation: Observation, share: ChipShare, plan: Plan) -> None:
         """Records one decision, taken with that share of what models have together."""
         shared = {} if share == NOTHING_SHARED else {"share": _share_to_json(share)}
         self._write(
@@ -166,12 +166,12 @@ def _load_of_json(raw: Mapping[str, Any]) -> ModelLoad:
     return ModelLoad(**(dict(raw) | notes | {"engines": engines, "batch_due": batch_due}))
 
 
-def _share_to_json(share: QuotaShare) -> dict[str, Any]:
+def _share_to_json(share: ChipShare) -> dict[str, Any]:
     return asdict(share) | {"full": sorted(share.full)}
 
 
-def _share_of_json(raw: Mapping[str, Any]) -> QuotaShare:
-    return QuotaShare(**(dict(raw) | {"full": frozenset(raw["full"])}))
+def _share_of_json(raw: Mapping[str, Any]) -> ChipShare:
+    return ChipShare(**(dict(raw) | {"full": frozenset(raw["full"])}))
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from autoscaling.policy.need.model_need import ModelNeed, Needed
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.quotas.records import (
     NOTHING_SHARED,
-    QuotaShare,
+    ChipShare,
     SlicesAsked,
     chips_of,
 )
@@ -100,7 +100,7 @@ class SlicewisePolicy:
         """What slices were seen to carry."""
         return self._need.learned
 
-    def decide(self, observation: Observation, share: QuotaShare = NOTHING_SHARED) -> Plan:
+    def decide(self, observation: Observation, share: ChipShare = NOTHING_SHARED) -> Plan:
         """The plan for `observation`, within what other models leave this one."""
         self.ask(observation)
         return self.plan(share)
@@ -135,7 +135,7 @@ class SlicewisePolicy:
             leaving=leaving,
         )
 
-    def plan(self, share: QuotaShare) -> Plan:
+    def plan(self, share: ChipShare) -> Plan:
         """The plan for what was observed last, with this `share` of what models have together."""
         assert self._question is not None  # `ask` comes first
         observation, needed = self._question.observation, self._question.needed
@@ -222,7 +222,7 @@ class SlicewisePolicy:
         return asked_ahead(base, later)
 
     def _options(
-        self, now_s: float, fleet: Fleet, share: QuotaShare
+        self, now_s: float, fleet: Fleet, share: ChipShare
     ) -> tuple[list[ClassOption], list[ClassOption]]:
         """Returns what can be relied on, and what there is if every class delivered."""
         safe = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.quotas.book import QuotaBook
+from autoscaling.policy.quotas.chip_book import ChipBook
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.records import Fleet, Observation, Plan, Policy
 from autoscaling.simulator.outcome import SimulationOutcome, TimelineRecorder, sum_up
@@ -186,7 +186,7 @@ def simulate_together(
     for now_s in ticks:
         asked = {model: policies[model].ask(day.observe(now_s)) for model, day in days.items()}
         fixed = {model: day.targets for model, day in days.items() if asked[model] is None}
-        book = QuotaBook(quotas if shares else (), members, asked, fixed)
+        book = ChipBook(quotas if shares else (), members, asked, fixed)
         plans = {}
         for model in sorted(days, key=book.place_of):
             plans[model] = policies[model].plan(book.share_of(model))

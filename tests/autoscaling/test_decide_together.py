@@ -9,7 +9,7 @@ from test_model_scaler import RULES, Sink
 
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState, decide_together
 from autoscaling.observations import Report, Tokens
-from autoscaling.policy.quotas.records import NOTHING_SHARED, ChipQuota, Member, QuotaShare
+from autoscaling.policy.quotas.records import NOTHING_SHARED, ChipQuota, ChipShare, Member
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from serving.domain.compute_class import ComputeClass
@@ -77,7 +77,7 @@ def test_quota_bounds_what_models_are_given_together() -> None:
     controller.step({}, chat=58.0, code=58.0)
     assert controller.targets == {"chat": 4, "code": 4}
     shares = controller.sinks["chat"].shares
-    assert shares == [QuotaShare({"reserved": 4}, words=shares[0].words)]
+    assert shares == [ChipShare({"reserved": 4}, words=shares[0].words)]
 
 
 def test_who_comes_first_is_planned_first() -> None:

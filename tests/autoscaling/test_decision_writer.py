@@ -6,7 +6,7 @@ from pathlib import Path
 from autoscaling.decision_writer import DecisionWriter
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.quotas.records import QuotaShare
+from autoscaling.policy.quotas.records import ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import replay_log
@@ -63,7 +63,7 @@ def test_log_can_be_decided_again(tmp_path: Path) -> None:
         for tick in range(3):
             at_s = 20.0 + 10.0 * tick
             seen = Observation(at_s, ModelLoad(at_s, 9.0, 10.0, 20.0), Fleet((), {}))
-            share = QuotaShare({"spot": tick}, {"spot": 1}, frozenset({"spot"}), "shared")
+            share = ChipShare({"spot": tick}, {"spot": 1}, frozenset({"spot"}), "shared")
             writer.decided("m", seen, share, policy.decide(seen, share))
         writer.close()
     replay = replay_log(path)

@@ -9,7 +9,7 @@ import pytest
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, Tokens
 from autoscaling.policy.memory import PolicyRecord
-from autoscaling.policy.quotas.records import QuotaShare
+from autoscaling.policy.quotas.records import ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
@@ -41,7 +41,7 @@ class Sink:
     begun: list[tuple[ComputeClass, ...]] = field(default_factory=list)
     memories: list[PolicyRecord | None] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
-    shares: list[QuotaShare] = field(default_factory=list)
+    shares: list[ChipShare] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
 
     def begin(
@@ -55,7 +55,7 @@ class Sink:
         self.begun.append(terms)
         self.memories.append(memory)
 
-    def decided(self, model: str, observation: Observation, share: QuotaShare, plan: Plan) -> None:
+    def decided(self, model: str, observation: Observation, share: ChipShare, plan: Plan) -> None:
         self.shares.append(share)
         self.observations.append(observation)
         self.plans.append(plan)

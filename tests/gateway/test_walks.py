@@ -42,6 +42,7 @@ BESIDE = {
     "serving/gateway/dispatch/first_tokens.py",
     "serving/gateway/dispatch/full_time.py",
     "serving/gateway/dispatch/demand.py",
+    "serving/gateway/dispatch/choice/engine_costs.py",
     "serving/gateway/dispatch/choice/engine_table.py",
     "serving/gateway/dispatch/choice/few_engines.py",
     "serving/gateway/dispatch/forecast.py",

@@ -55,7 +55,7 @@ class SlicesAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaShare:
+class ChipShare:
     """What one model may have of the classes that have a quota; a class without one is not named.
 
     `most` are slices in all, now. `given_up` are those that go at once, because another model lacks
@@ -69,7 +69,7 @@ class QuotaShare:
     words: str = ""
 
 
-NOTHING_SHARED = QuotaShare()
+NOTHING_SHARED = ChipShare()
 
 
 def chips_of(slices: Iterable[SliceView]) -> tuple[Mapping[str, int], Mapping[str, int]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.quotas.book import QuotaBook
+from autoscaling.policy.quotas.chip_book import ChipBook
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Plan, SliceView
@@ -63,7 +63,7 @@ class SharedWorld:
             model: world.policy.ask(world.tick(rates[model]))
             for model, world in self.worlds.items()
         }
-        book = QuotaBook(self.quotas, tuple(self.members.values()), asked, {})
+        book = ChipBook(self.quotas, tuple(self.members.values()), asked, {})
         plans = {}
         for model in sorted(self.worlds, key=book.place_of):
             plans[model] = self.worlds[model].policy.plan(book.share_of(model))

@@ -10,11 +10,11 @@ slices for a need that is foreseen, or in place of those that end soon.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from autoscaling.policy.quotas.records import ChipQuota, Member, QuotaShare, SlicesAsked
+from autoscaling.policy.quotas.records import ChipQuota, ChipShare, Member, SlicesAsked
 from autoscaling.policy.quotas.shares import shares_of
 
 
-class QuotaBook:
+class ChipBook:
     """Who has what of the quotas at one decision.
 
     Each model in turn, by `place_of` it, gets its share, plans, and says by `take` what it planned.
@@ -49,7 +49,7 @@ class QuotaBook:
         member = self._members.get(model)
         return (0 if member is None else -member.priority), model
 
-    def share_of(self, model: str) -> QuotaShare:
+    def share_of(self, model: str) -> ChipShare:
         """Returns what the model may have, after what the models before it took."""
         most: dict[str, int] = {}
         given_up: dict[str, int] = {}
@@ -67,7 +67,7 @@ class QuotaBook:
                 full.add(name)
             if quota in self._shared.short:
                 words.append(self._words(quota, model, most[name]))
-        return QuotaShare(most, given_up, frozenset(full), "; ".join(words))
+        return ChipShare(most, given_up, frozenset(full), "; ".join(words))
 
     def take(self, model: str, targets: Mapping[str, int]) -> None:
         """Notes the slices by class that the model planned."""

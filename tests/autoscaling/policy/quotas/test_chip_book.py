@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_shares import asks, bought, prepaid
 
-from autoscaling.policy.quotas.book import QuotaBook
-from autoscaling.policy.quotas.records import ChipQuota, Member, QuotaShare, SlicesAsked
+from autoscaling.policy.quotas.chip_book import ChipBook
+from autoscaling.policy.quotas.records import ChipQuota, ChipShare, Member, SlicesAsked
 
 
 def book_of(
@@ -16,14 +16,14 @@ def book_of(
     asked: Mapping[str, SlicesAsked | None],
     priorities: Mapping[str, int] | None = None,
     fixed: Mapping[str, Mapping[str, int]] | None = None,
-) -> QuotaBook:
+) -> ChipBook:
     """A quota of so many reserved slices of four chips."""
     members = [Member(model, 4, (priorities or {}).get(model, 0)) for model in asked]
     quota = ChipQuota("reserved", 4 * num_slices, frozenset(asked))
-    return QuotaBook([quota], members, asked, fixed or {})
+    return ChipBook([quota], members, asked, fixed or {})
 
 
-def shares(book: QuotaBook, *models: str) -> list[tuple[int, int]]:
+def shares(book: ChipBook, *models: str) -> list[tuple[int, int]]:
     """The most slices of each model and those that it gives up, each taking all it may."""
     found = []
     for model in models:
@@ -86,20 +86,20 @@ def test_slices_that_drain_count_as_free_and_as_in_use() -> None:
     leaving = replace(asks(4, prepaid(), held={"reserved": 4}), leaving={"reserved": 4})
     book = book_of(8, {"a": asks(4, prepaid()), "b": leaving})
     share = book.share_of("a")
-    assert share == QuotaShare({"reserved": 4}, {}, frozenset({"reserved"}), share.words)
+    assert share == ChipShare({"reserved": 4}, {}, frozenset({"reserved"}), share.words)
 
 
 def test_model_whose_plan_stands_keeps_what_it_has() -> None:
     asked = {"a": asks(9, prepaid()), "b": None}
     book = book_of(8, asked, fixed={"b": {"reserved": 5}})
-    assert book.share_of("b") == QuotaShare()
+    assert book.share_of("b") == ChipShare()
     book.take("b", {"reserved": 5})
     assert shares(book, "a") == [(3, 0)]
 
 
 def test_model_that_shares_nothing_is_not_bounded() -> None:
-    book = QuotaBook([], [], {"a": asks(9, prepaid())}, {})
-    assert book.share_of("a") == QuotaShare()
+    book = ChipBook([], [], {"a": asks(9, prepaid())}, {})
+    assert book.share_of("a") == ChipShare()
     book.take("a", {"reserved": 9})
 
 

@@ -1,0 +1,1 @@
+"""Two models that have a quota of chips together: simulated days, and the page about them."""
