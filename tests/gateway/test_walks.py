@@ -29,6 +29,8 @@ WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # turn it is, and whether its answer may begin.
 BESIDE = {
     "serving/engine/stats.py",
+    "serving/engine/step_law.py",
+    "serving/domain/capacity/step_law.py",
     "serving/domain/capacity/objectives.py",
     "serving/domain/models/request_fields/service_class.py",
     "serving/domain/tokens/cached_blocks.py",
