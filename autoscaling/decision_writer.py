@@ -6,7 +6,7 @@ an alert; the decisions go on. Reads nothing.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,11 @@ class DecisionWriter:
         terms: tuple[ComputeClass, ...],
         rules: Rules,
         memory: PolicyRecord | None,
+        profiles: Mapping[str, CapacityProfile],
     ) -> None:
         """Logs the beginning; see `DecisionSink`."""
-        self._do("the decision log", self._logged, "begin", model, profile, terms, rules, memory)
+        entry = (model, profile, terms, rules, memory, profiles)
+        self._do("the decision log", self._logged, "begin", *entry)
 
     def decided(self, model: str, observation: Observation, share: ChipShare, plan: Plan) -> None:
         """Logs the decision; see `DecisionSink`."""

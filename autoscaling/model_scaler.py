@@ -52,8 +52,12 @@ class DecisionSink(Protocol):
         terms: tuple[ComputeClass, ...],
         rules: Rules,
         memory: PolicyRecord | None,
+        profiles: Mapping[str, CapacityProfile],
     ) -> None:
-        """Records that a policy of this model starts with that memory; `None`: an empty one."""
+        """Records that a policy of this model starts with that memory; `None`: an empty one.
+
+        `profiles` are of the classes with other slices than `profile` is of.
+        """
         ...
 
     def decided(self, model: str, observation: Observation, share: ChipShare, plan: Plan) -> None:
@@ -227,9 +231,13 @@ class ModelScaler:
         if self._policy is None or terms != self._terms:
             settings, memory = self._settings, self.to_record(now_s) or self._memory
             classes = tuple(terms.values())
-            self._policy = SlicewisePolicy(settings.profile, classes, settings.rules, memory)
+            profiles = {
+                name: each for name, each in settings.profiles.items() if name in deployments
+            }
+            made_from = (settings.profile, classes, settings.rules, memory, profiles)
+            self._policy = SlicewisePolicy(*made_from)
             self._terms = terms
-            self._sink.begin(self.model, settings.profile, classes, settings.rules, memory)
+            self._sink.begin(self.model, *made_from)
         return self._policy, alerts
 
     def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from autoscaling.policy.memory import (
     encode_memory,
     slice_shape_of,
 )
+from autoscaling.policy.profiles import Profiles
 from autoscaling.policy_config import ModelSettings
 from serving.domain.plan_report import REPORT_KEY, PlanReport, encode_report
 
@@ -64,7 +65,8 @@ def recall_memories(
         if text is None:
             continue
         try:
-            shape = slice_shape_of(settings[model].profile)
+            its = settings[model]
+            shape = slice_shape_of(Profiles(its.profile, its.profiles))
             found[model] = decode_memory(text, shape, now_s)
         except PolicyMemoryError as error:
             logger.warning("policy_memory_ignored model=%s reason=%r", model, str(error))

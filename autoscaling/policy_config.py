@@ -5,7 +5,7 @@ are those of `Rules` and `ComputeClass`. Reads profile and price files, no clock
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,10 +91,14 @@ class RulesConfig(_Section):
 class PolicyClassConfig(_Section):
     """The terms of a compute class; what is left out is as in `ComputeClass`.
 
+    With a `profile` its slices are of another shape than the model's, or of another generation.
+
     Of `reserved`, `spot`, `flex-start` and `on-demand` the market is known. Without a price, a
     prepaid class costs nothing more and another one the list price in `region`.
     """
 
+    profile: str | CapacityProfile | None = None
+    """What one slice of it carries, if not as the model's profile says: a file, or the profile."""
     usd_per_slice_hour: _NotNegative = 0
     """What a slice costs while it is had."""
     usd_per_chip_hour: _NotNegative = 0
@@ -177,7 +181,10 @@ class PolicyConfig(_Section):
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """The settings from which the policy of one model is made."""
+    """The settings from which the policy of one model is made.
+
+    `profiles` are of those classes whose slices are not as `profile` says.
+    """
 
     model: str
     profile: CapacityProfile
@@ -185,6 +192,7 @@ class ModelSettings:
     terms: tuple[ComputeClass, ...]
     assumed: Tokens
     priority: int = 0
+    profiles: Mapping[str, CapacityProfile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +244,7 @@ def _model_settings(
 ) -> ModelSettings:
     at = f"models.{name}"
     try:
-        profile = (
-            read_profile(root / model.profile) if isinstance(model.profile, str) else model.profile
-        )
+        profile = _profile(model.profile, root)
         rules = Rules(model.objectives.objectives, **model.rules.model_dump())
     except ProfileError as error:
         raise PolicyConfigError(f"{at}.profile: {error}") from error
@@ -250,15 +256,25 @@ def _model_settings(
         raise PolicyConfigError(f"{at}.{error}") from error
     terms = []
     problems = []
+    profiles: dict[str, CapacityProfile] = {}
     for class_name, given in model.classes.items():
         try:
-            terms.append(_class_terms(class_name, given, profile, prices, region))
+            if given.profile is not None:
+                profiles[class_name] = _profile(given.profile, root)
+            of_class = profiles.get(class_name, profile)
+            if of_class.model != profile.model:
+                raise ValueError(f"profile is of {of_class.model!r}; allowed: {profile.model!r}")
+            terms.append(_class_terms(class_name, given, of_class, prices, region))
         except ValueError as error:
             problems.append(f"{at}.classes.{class_name}: {error}")
     if problems:
         raise PolicyConfigError("; ".join(problems))
     assumed = Tokens(model.assumed_tokens.input, model.assumed_tokens.output)
-    return ModelSettings(name, profile, rules, tuple(terms), assumed, model.priority)
+    return ModelSettings(name, profile, rules, tuple(terms), assumed, model.priority, profiles)
+
+
+def _profile(given: str | CapacityProfile, root: Path) -> CapacityProfile:
+    return read_profile(root / given) if isinstance(given, str) else given
 
 
 def _class_terms(
@@ -269,7 +285,7 @@ def _class_terms(
     region: str | None,
 ) -> ComputeClass:
     """The terms of a class; raises `ValueError` for a contradiction or a missing price."""
-    given = config.model_dump(exclude_unset=True)
+    given = config.model_dump(exclude_unset=True, exclude={"profile"})
     terms = {"load_s": profile.load_s} | _built_in_terms(name) | given
     per_chip = terms.pop("usd_per_chip_hour", None)
     if per_chip is not None and "usd_per_slice_hour" in terms:
@@ -331,7 +347,7 @@ def _shared_quotas(
             model
             for model in models
             if any(terms.name == each.compute_class for terms in model.terms)
-            and each.generation in (None, model.profile.generation)
+            and each.generation in (None, _profile_of(model, each.compute_class).generation)
         ]
         if not sharing:
             problems.append(
@@ -341,10 +357,11 @@ def _shared_quotas(
         for model in sharing:
             try:
                 num_chips = _num_chips(model.profile)
+                by_class = {name: _num_chips(it) for name, it in model.profiles.items()}
             except ValueError as error:
                 problems.append(f"{at}: {model.model} shares it: {error}")
             else:
-                members[model.model] = Member(model.model, num_chips, model.priority)
+                members[model.model] = Member(model.model, num_chips, model.priority, by_class)
         names = frozenset(model.model for model in sharing)
         if twice := [
             name
@@ -361,12 +378,16 @@ def _shared_quotas(
     return tuple(quotas), tuple(members.values())
 
 
+def _profile_of(model: ModelSettings, compute_class: str) -> CapacityProfile:
+    return model.profiles.get(compute_class, model.profile)
+
+
 def _least_problems(
     at: str, quota: ChipQuota, sharing: Sequence[ModelSettings], members: Mapping[str, Member]
 ) -> Iterator[str]:
     """Yields a problem where what models keep at any load is more than the quota."""
     least = sum(
-        terms.min_slices * members[model.model].num_chips
+        terms.min_slices * members[model.model].chips_of(terms.name)
         for model in sharing
         if model.model in members
         for terms in model.terms

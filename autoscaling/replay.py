@@ -67,8 +67,12 @@ class DecisionLog:
         terms: Iterable[ComputeClass],
         rules: Rules,
         memory: PolicyRecord | None,
+        profiles: Mapping[str, CapacityProfile],
     ) -> None:
-        """Records that a policy of this model starts with that memory; `None`: an empty one."""
+        """Records that a policy of this model starts with that memory; `None`: an empty one.
+
+        `profiles` are of the classes with other slices than `profile` is of.
+        """
         self._write(
             {
                 "kind": "begin",
@@ -78,6 +82,7 @@ class DecisionLog:
                 "classes": [asdict(each) for each in terms],
                 "rules": asdict(rules),
                 "memory": None if memory is None else memory.model_dump(mode="json"),
+                "profiles": {name: each.model_dump() for name, each in profiles.items()},
             }
         )
 
@@ -204,6 +209,10 @@ def _policy_of(entry: Mapping[str, Any]) -> SlicewisePolicy:
         [ComputeClass(**each) for each in entry["classes"]],
         Rules(objectives, **rules),
         None if memory is None else PolicyRecord.model_validate_json(json.dumps(memory)),
+        {
+            name: CapacityProfile.model_validate(each)
+            for name, each in entry.get("profiles", {}).items()
+        },
     )
 
 

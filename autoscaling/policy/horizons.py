@@ -6,8 +6,9 @@ that can still be asked of the soonest class later; of a slower one it has to be
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from autoscaling.policy.portfolio import Portfolio
+from autoscaling.policy.portfolio import Portfolio, num_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,33 @@ class AskedAhead:
         return f"{self.count} of its slices for the need of {self.need} in {self.lead_s:.0f} s"
 
 
-def asked_ahead(base: Portfolio, later: Sequence[Horizon]) -> Mapping[str, AskedAhead]:
+def asked_ahead(
+    base: Portfolio, later: Sequence[Horizon], weights: Mapping[str, float] = MappingProxyType({})
+) -> Mapping[str, AskedAhead]:
     """Returns what each class of `later` is asked for beyond `base`; the soonest comes first.
 
     A class is asked for its part of the portfolio of its own time. Portfolios of two times may
-    differ in more than their size, so all together are no more than the largest of them.
+    differ in more than their size, so all together carry no more than the largest of them.
+    `weights` are what a slice of each class carries; 1 where it is not named.
     """
     planned = dict(base.slices)
     ahead: dict[str, AskedAhead] = {}
     for each in sorted(later, key=lambda each: each.lead_s):
         slices = each.portfolio.slices
-        room = sum(slices.values()) - sum(planned.values())
-        count = min(slices[each.compute_class] - planned[each.compute_class], room)
+        weight = weights.get(each.compute_class, 1.0)
+        room = _carried(slices, weights) - _carried(planned, weights)
+        count = min(
+            slices[each.compute_class] - planned[each.compute_class],
+            num_within(room, weight),
+        )
         if count > 0:
             planned[each.compute_class] += count
             ahead[each.compute_class] = AskedAhead(count, each.need, each.lead_s)
     return ahead
+
+
+def _carried(slices: Mapping[str, int], weights: Mapping[str, float]) -> float:
+    return sum(count * weights.get(name, 1.0) for name, count in slices.items())
 
 
 def ahead_words(ahead: Mapping[str, AskedAhead]) -> str:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autoscaling.policy.memory import CapacityRecord, LearnedRecord
+from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.rules import Rules
 from autoscaling.records import ModelLoad
 from serving.domain.capacity.engine_rates import EngineRate
@@ -111,12 +112,13 @@ class LearnedCapacity:
         return sum(known[name] * weights[name] for name in known) / sum(weights.values())
 
     def seen(
-        self, elapsed_s: float, load: ModelLoad, profile: CapacityProfile, rules: Rules
+        self, elapsed_s: float, load: ModelLoad, profiles: Profiles, rules: Rules
     ) -> "LearnedCapacity":
         """What is known after `load`, `elapsed_s` after the one before."""
         classes = dict(self.classes)
         slow: list[SlowSlice] = []
         for name in {each.compute_class for each in load.engines}:
+            profile = profiles.of(name)
             engines = [each for each in load.engines if each.compute_class == name]
             before = classes.get(name)
             saturated = {
@@ -172,16 +174,22 @@ class LearnedCapacity:
         return LearnedRecord(profile_key=self.profile_key, classes=classes)
 
 
-def nothing_learned(profile: CapacityProfile) -> LearnedCapacity:
-    """What is known of slices by a profile before any was saturated."""
-    law = (profile.base_s, profile.per_sequence_s, profile.per_prompt_token_s)
-    text = repr((*law, profile.max_num_seqs, profile.max_num_batched_tokens, profile.num_slices))
+def nothing_learned(profiles: Profiles) -> LearnedCapacity:
+    """What is known of slices by their profiles before any was saturated."""
+    text = repr(_numbers(profiles.own))
+    for name, each in sorted(profiles.by_class.items()):
+        text += repr((name, _numbers(each)))
     return LearnedCapacity(hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def learned_of_record(record: LearnedRecord, profile: CapacityProfile) -> LearnedCapacity:
+def _numbers(profile: CapacityProfile) -> tuple[float, ...]:
+    law = (profile.base_s, profile.per_sequence_s, profile.per_prompt_token_s)
+    return (*law, profile.max_num_seqs, profile.max_num_batched_tokens, profile.num_slices)
+
+
+def learned_of_record(record: LearnedRecord, profiles: Profiles) -> LearnedCapacity:
     """Returns what was learned; nothing where it was learned by another profile."""
-    empty = nothing_learned(profile)
+    empty = nothing_learned(profiles)
     if record.profile_key != empty.profile_key:
         return empty
     classes = {

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autoscaling.policy.profiles import Profiles
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 VERSION: Literal[1] = 1
@@ -108,8 +109,13 @@ class PolicyRecord(_Record):
     classes: dict[str, ClassRecord]
 
 
-def slice_shape_of(profile: CapacityProfile) -> str:
-    """Returns the slice of a profile in words: other slices are bought, and load, otherwise."""
+def slice_shape_of(profiles: Profiles) -> str:
+    """Returns a model's slices in words: other slices are bought, and load, otherwise."""
+    of_classes = (f"{name} {_shape(it)}" for name, it in sorted(profiles.by_class.items()))
+    return ", ".join((_shape(profiles.own), *of_classes))
+
+
+def _shape(profile: CapacityProfile) -> str:
     return f"{profile.num_slices} x {profile.generation} {profile.topology}"
 
 

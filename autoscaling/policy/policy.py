@@ -25,6 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from autoscaling.policy.bridges import bridged
 from autoscaling.policy.class_history import ClassHistory
@@ -34,6 +35,7 @@ from autoscaling.policy.learned_capacity import LearnedCapacity
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.need.model_need import ModelNeed, Needed
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.quotas.records import (
     NOTHING_SHARED,
     ChipShare,
@@ -70,15 +72,17 @@ class SlicewisePolicy:
         terms: Sequence[ComputeClass],
         rules: Rules,
         memory: PolicyRecord | None = None,
+        profiles: Mapping[str, CapacityProfile] = MappingProxyType({}),
     ) -> None:
         """Takes the `memory` of an earlier policy of the model; `None`: there is none.
 
+        `profiles` are of classes whose slices are of another shape than `profile` is of.
         Raises `ValueError` for no class, or two of one name.
         """
         names = [each.name for each in terms]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
-        self._profile = profile
+        self._profiles = Profiles(profile, profiles)
         self._rules = rules
         learned = {} if memory is None else memory.classes
         self._classes = {
@@ -87,10 +91,8 @@ class SlicewisePolicy:
             else ClassHistory(each, rules)
             for each in terms
         }
-        most_expensive = max(each.price for each in terms)
-        self._shortage_usd_per_hour = rules.shortage_ratio * most_expensive
         self._known_mixes: dict[object, Portfolio] = {}
-        self._need = ModelNeed(profile, rules, memory)
+        self._need = ModelNeed(self._profiles, rules, memory)
         self._failures = EngineFailures()
         self._surplus_since_s: dict[str, float] = {}
         self._question: _Question | None = None
@@ -149,6 +151,7 @@ class SlicewisePolicy:
         ideal = self._mix(whole, floor, mean, options)
         lasting, missing = bridged(now_s, fleet, self._classes, reliable, ideal)
         safe = self._mix(whole, floor, mean, lasting)
+        weights = {option.name: option.weight for option in options}
         ahead = self._ahead(now_s, needed, safe, reliable)
         inputs = PlanInputs(
             now_s=now_s,
@@ -161,6 +164,7 @@ class SlicewisePolicy:
             ahead=ahead,
             missing=missing,
             given_up=share.given_up,
+            weights=weights,
             drain_delay_s=self._rules.drain_delay_s,
             kept=needed.need - needed.least,
             kept_because=needed.stays,
@@ -179,7 +183,7 @@ class SlicewisePolicy:
         return PolicyRecord(
             version=VERSION,
             written_at_s=now_s,
-            slice_shape=slice_shape_of(self._profile),
+            slice_shape=slice_shape_of(self._profiles),
             forecast=self._need.forecaster.to_record(),
             learned=self.learned.to_record(),
             classes={name: each.to_record() for name, each in self._classes.items()},
@@ -219,7 +223,7 @@ class SlicewisePolicy:
                 floor = math.ceil(self._rules.floor_ratio * then)
                 whole = min(then + needed.whole - needed.need, self._rules.max_slices)
                 later.append(Horizon(name, lead_s, then, self._mix(whole, floor, mean, options)))
-        return asked_ahead(base, later)
+        return asked_ahead(base, later, {each.name: each.weight for each in options})
 
     def _options(
         self, now_s: float, fleet: Fleet, share: ChipShare
@@ -235,6 +239,9 @@ class SlicewisePolicy:
                 if view.state not in WAITING and view.state != SliceState.DRAINING
             )
             most = min(terms.max_slices, share.most.get(name, terms.max_slices))
+            weight = self._need.weight(name)
+            if not weight:  # even an idle slice of that shape is too slow
+                most = 0
             option = ClassOption(
                 name,
                 each.usd_per_useful_hour,
@@ -243,6 +250,7 @@ class SlicewisePolicy:
                 terms.lost_with,
                 each.outages_per_hour,
                 each.lead_s / 3600,
+                weight or 1.0,
             )
             ideal.append(option)
             if not each.is_healthy(now_s):
@@ -281,8 +289,9 @@ class SlicewisePolicy:
         if asked not in self._known_mixes:
             if len(self._known_mixes) >= _MIXES_KEPT:
                 self._known_mixes.clear()
+            dearest = max(self._classes[each.name].terms.price / each.weight for each in options)
             self._known_mixes[asked] = safest_worth_buying(
-                need, floor, round(demand, 1), options, self._shortage_usd_per_hour
+                need, floor, round(demand, 1), options, self._rules.shortage_ratio * dearest
             )
         return self._known_mixes[asked]
 

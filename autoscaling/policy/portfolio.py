@@ -5,11 +5,23 @@ slices is lost. The second means that a group may have at most `total - floor` s
 met with more expensive slices that are not revocable, or with more cheap ones spread over more
 groups. For a given total the cheapest portfolio takes the cheapest classes first, each up to its
 own bound and its group's; buying more than the total is tried as long as it can pay. That is exact,
-not a heuristic.
+not a heuristic, where all slices are of one shape.
+
+A slice of another shape counts as `weight` of those of the model's own. Which shape is cheapest
+depends on what is left to cover, so every number of slices of each other shape is tried, each
+filled as above. That is as good as it gets without a solver: what it costs more than the best mix
+is at most the price of a slice or two where shapes share a group.
 """
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+# What is carried is a sum of weights, and not exact.
+_ROUNDING = 1e-6
+# Of the slices of one other shape so many numbers are tried at most.
+_MOST_TRIED = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +30,8 @@ class ClassOption:
 
     `group` names what is lost together with it, `None` for a class that is not revocable. The price
     is what a useful hour costs; 0 for what is paid anyway. `outages_per_hour` is how often all of
-    it goes at once, `lead_h` how many hours it then takes to replace it.
+    it goes at once, `lead_h` how many hours it then takes to replace it. `weight` is what one slice
+    carries, in slices of the model's own shape.
     """
 
     name: str
@@ -28,20 +41,23 @@ class ClassOption:
     group: str | None = None
     outages_per_hour: float = 0.0
     lead_h: float = 0.0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Portfolio:
-    """The slices by class, and what they cost in an hour.
+    """The slices by class, what they cost in an hour, and what they carry.
 
-    `missing` are slices of the total that no class can supply. `unsafe` are slices of the floor
-    that no portfolio can keep. Both are 0 where the options suffice.
+    `carried`, like all that follows, is in slices of the model's own shape. `missing` are slices of
+    the total that no class can supply. `unsafe` are slices of the floor that no portfolio can keep.
+    Both are 0 where the options suffice.
     """
 
     slices: Mapping[str, int]
     usd_per_hour: float
-    missing: int = 0
-    unsafe: int = 0
+    carried: float = 0.0
+    missing: float = 0
+    unsafe: float = 0
 
 
 def safest_worth_buying(
@@ -59,7 +75,7 @@ def safest_worth_buying(
     given up and moved between classes, from the cheapest portfolio on, until none of that pays.
     """
 
-    def rank(portfolio: Portfolio) -> tuple[int, int, float, int]:
+    def rank(portfolio: Portfolio) -> tuple[float, float, float, float]:
         """At equal cost, the one that keeps more slices wins."""
         shortage = _expected_shortage(portfolio, demand, options)
         usd = portfolio.usd_per_hour + shortage * shortage_usd_per_hour
@@ -82,45 +98,68 @@ def safest_worth_buying(
 def _changed(
     portfolio: Portfolio, options: Sequence[ClassOption], step: int
 ) -> Iterator[dict[str, int]]:
-    """Yields every portfolio that is one change of at most `step` slices away."""
+    """Yields every portfolio that is one change of at most `step` slices away.
+
+    Slices that are moved to a class of another shape become as many as carry the same, or as few.
+    """
     more = {o.name: min(step, o.at_most - portfolio.slices[o.name]) for o in options}
     fewer = {o.name: min(step, portfolio.slices[o.name] - o.at_least) for o in options}
-    for name in more:
+    for option in options:
+        name = option.name
         if more[name] > 0:
             yield {**portfolio.slices, name: portfolio.slices[name] + more[name]}
         if fewer[name] <= 0:
             continue
         yield {**portfolio.slices, name: portfolio.slices[name] - fewer[name]}
-        for other in more:
-            moved = min(fewer[name], more[other])
-            if other != name and moved > 0:
-                changed = {**portfolio.slices, name: portfolio.slices[name] - moved}
-                changed[other] += moved
-                yield changed
+        for other in options:
+            if other.name == name or other.at_most <= portfolio.slices[other.name]:
+                continue
+            if other.weight == option.weight:
+                gone = came = min(fewer[name], more[other.name])
+            else:
+                room = other.at_most - portfolio.slices[other.name]
+                came = min(room, _as_many(fewer[name] * option.weight, other.weight))
+                gone = min(fewer[name], _as_many(came * other.weight, option.weight))
+            changed = {**portfolio.slices, name: portfolio.slices[name] - gone}
+            changed[other.name] += came
+            yield changed
+
+
+def _as_many(carried: float, weight: float) -> int:
+    """Returns the slices of a weight that carry so much. Rounding errors do not cost a slice."""
+    return max(0, math.ceil(carried / weight - _ROUNDING))
+
+
+def num_within(carried: float, weight: float) -> int:
+    """Returns the slices of a weight that carry no more than so much."""
+    return max(0, math.floor(carried / weight + _ROUNDING))
 
 
 def _portfolio_of(
     slices: Mapping[str, int], total: int, floor: int, options: Sequence[ClassOption]
 ) -> Portfolio:
     cost = sum(option.usd_per_hour * slices[option.name] for option in options)
-    bought = sum(slices.values())
-    portfolio = Portfolio(slices, cost, missing=max(0, total - bought))
-    left = bought - _most_lost(portfolio, options)
+    carried = _rounded(sum(option.weight * slices[option.name] for option in options))
+    portfolio = Portfolio(slices, cost, carried, missing=max(0, total - carried))
+    left = carried - _most_lost(portfolio, options)
     return replace(portfolio, unsafe=max(0, min(floor, total) - left))
+
+
+def _rounded(carried: float) -> float:
+    return round(carried, 6)
 
 
 def _expected_shortage(
     portfolio: Portfolio, demand: float, options: Sequence[ClassOption]
 ) -> float:
     """Returns how many slices are missing because of outages, on average over time."""
-    total = sum(portfolio.slices.values())
     expected = 0.0
     for group in {option.group for option in options if option.group is not None}:
         members = [option for option in options if option.group == group]
-        lost = sum(portfolio.slices[option.name] for option in members)
+        lost = sum(option.weight * portfolio.slices[option.name] for option in members)
         outages = max(option.outages_per_hour for option in members)
         lead_h = max(option.lead_h for option in members)
-        expected += outages * lead_h * max(0.0, demand - (total - lost))
+        expected += outages * lead_h * max(0.0, demand - (portfolio.carried - lost))
     return expected
 
 
@@ -131,71 +170,107 @@ def cheapest_portfolio(total: int, floor: int, options: Sequence[ClassOption]) -
     total comes before the floor. Equal prices are taken in the order of `options`.
     """
     floor = min(floor, total)
-    ranked = sorted(options, key=lambda option: option.usd_per_hour)
+    ranked = sorted(options, key=lambda option: option.usd_per_hour / option.weight)
     most = _most_worth_buying(total, floor, options)
     step = max(1, (most - total) // 32)
     best: Portfolio | None = None
-    for bought in range(total, most + 1, step):
-        slices = _filled(bought, bought - floor, ranked)
-        portfolio = _portfolio_of(slices, total, floor, ranked)
-        if best is None or _rank(portfolio) < _rank(best):
-            best = portfolio
-    assert best is not None  # the range holds `total`
+    for kept in _of_other_shapes(ranked, most):
+        for bought in range(total, most + 1, step):
+            slices = _filled(bought, bought - floor, ranked, kept)
+            portfolio = _portfolio_of(slices, total, floor, ranked)
+            if best is None or _rank(portfolio) < _rank(best):
+                best = portfolio
+    assert best is not None  # there is one way at least, and the range holds `total`
     if best.missing:
         # Better unsafe than too few.
-        whole = _portfolio_of(_filled(total, None, ranked), total, floor, ranked)
-        best = whole if whole.missing < best.missing else best
+        for kept in _of_other_shapes(ranked, total):
+            slices = _filled(total, None, ranked, kept)
+            whole = _portfolio_of(slices, total, floor, ranked)
+            best = whole if whole.missing < best.missing else best
     return best
 
 
+def _of_other_shapes(ranked: Sequence[ClassOption], most: int) -> Iterator[Mapping[float, int]]:
+    """Yields how many slices of each shape but the smallest there may be, by weight.
+
+    With one shape that is nothing, once. Of large numbers not every one is tried.
+    """
+    weights = sorted({option.weight for option in ranked})[1:]
+    ranges = []
+    for weight in weights:
+        of_shape = [option for option in ranked if option.weight == weight]
+        least = sum(option.at_least for option in of_shape)
+        last = min(sum(option.at_most for option in of_shape), _as_many(most, weight))
+        step = max(1, (last - least) // _MOST_TRIED)
+        ranges.append(sorted({*range(least, last + 1, step), max(least, last)}))
+    for counts in itertools.product(*ranges):
+        yield dict(zip(weights, counts, strict=True))
+
+
 def _most_worth_buying(total: int, floor: int, options: Sequence[ClassOption]) -> int:
-    """Returns the number of slices beyond which more is never cheaper.
+    """Returns what more than is never cheaper to buy.
 
     It covers the total, the floor on all groups but one, and the floor beside what is kept anyway.
     """
     revocable = [option for option in options if option.group is not None and option.at_most]
-    kept = sum(option.at_least for option in options)
+    kept = sum(option.at_least * option.weight for option in options)
     num_groups = len({option.group for option in revocable})
     spread = 0 if num_groups < 2 else -(-floor * num_groups // (num_groups - 1))
-    return max(total, spread, floor + kept)
+    return max(total, spread, math.ceil(floor + kept))
 
 
-def _rank(portfolio: Portfolio) -> tuple[int, int, float, int]:
-    return (
-        portfolio.missing,
-        portfolio.unsafe,
-        portfolio.usd_per_hour,
-        sum(portfolio.slices.values()),
-    )
+def _rank(portfolio: Portfolio) -> tuple[float, float, float, float]:
+    num_slices = sum(portfolio.slices.values())
+    return portfolio.missing, portfolio.unsafe, portfolio.usd_per_hour, num_slices
 
 
 def _filled(
-    bought: int, most_of_group: int | None, ranked: Sequence[ClassOption]
+    bought: int,
+    most_of_group: int | None,
+    ranked: Sequence[ClassOption],
+    kept: Mapping[float, int],
 ) -> dict[str, int]:
-    """Buys `bought` slices, the cheapest first; no group gets more than `most_of_group`."""
+    """Buys `bought` slices, the cheapest first; no group gets more than `most_of_group`.
+
+    Of each shape in `kept`, by weight, there are so many, and of the smallest what is then left.
+    """
     slices = {option.name: option.at_least for option in ranked}
-    of_group: dict[str, int] = {}
+    of_group: dict[str, float] = {}
     for option in ranked:
         if option.group is not None:
-            of_group[option.group] = of_group.get(option.group, 0) + option.at_least
-    left = bought - sum(slices.values())
-    for option in ranked:
-        more = min(left, option.at_most - slices[option.name])
+            carried = option.at_least * option.weight
+            of_group[option.group] = of_group.get(option.group, 0) + carried
+    left = bought - sum(option.weight * slices[option.name] for option in ranked)
+    left_of = {
+        weight: count - sum(o.at_least for o in ranked if o.weight == weight)
+        for weight, count in kept.items()
+    }
+    # Other shapes first: how many there are is settled.
+    for option in sorted(ranked, key=lambda option: option.weight not in kept):
+        more = option.at_most - slices[option.name]
+        if option.weight in left_of:
+            more = min(more, left_of[option.weight])
+        else:
+            more = min(more, _as_many(left, option.weight))
         if option.group is not None and most_of_group is not None:
-            more = min(more, most_of_group - of_group[option.group])
+            room = most_of_group - of_group[option.group]
+            more = min(more, num_within(room, option.weight))
         if more <= 0:
             continue
         slices[option.name] += more
-        left -= more
+        left -= more * option.weight
+        if option.weight in left_of:
+            left_of[option.weight] -= more
         if option.group is not None:
-            of_group[option.group] += more
+            of_group[option.group] += more * option.weight
     return slices
 
 
-def _most_lost(portfolio: Portfolio, options: Sequence[ClassOption]) -> int:
+def _most_lost(portfolio: Portfolio, options: Sequence[ClassOption]) -> float:
     """The slices of the group that has most of them."""
-    lost: dict[str, int] = {}
+    lost: dict[str, float] = {}
     for option in options:
         if option.group is not None:
-            lost[option.group] = lost.get(option.group, 0) + portfolio.slices[option.name]
-    return max(lost.values(), default=0)
+            carried = option.weight * portfolio.slices[option.name]
+            lost[option.group] = lost.get(option.group, 0) + carried
+    return _rounded(max(lost.values(), default=0))

@@ -5,13 +5,14 @@ cost nothing; then slices, the most expensive first, and only as many as leave t
 slices that are ready. A slice goes after it has been surplus for a while.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoscaling.policy.class_history import ClassHistory
 from autoscaling.policy.horizons import AskedAhead
 from autoscaling.policy.known_ends import num_ending
-from autoscaling.policy.portfolio import Portfolio
+from autoscaling.policy.portfolio import Portfolio, num_within
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState
 
@@ -24,10 +25,12 @@ class PlanInputs:
     classes, which covers `need`. `hoped` is what each class would have if it delivered, and what it
     is asked for though it backs off. `ahead` is what classes are asked for beyond that, because
     they deliver later. `missing` are slices of a class that end before the class replaces them:
-    others are asked for as many in `safe`. `given_up` are slices that go at once, ready or not,
-    because another model lacks them and comes first. `kept` slices of the need are there because it
-    must not fall now, and `kept_because` says why; `None` if it may. `notes` are what else the need
-    comes of: what slices were seen to carry, gateways that are left out, what others have.
+    others are asked for as many in `safe`. `weights` are what a slice of a class carries, in those
+    that the need is in; 1 where a class is not named. `given_up` are slices that go at once, ready
+    or not, because another model lacks them and comes first. `kept` slices of the need are there
+    because it must not fall now, and `kept_because` says why; `None` if it may. `notes` are what
+    else the need comes of: what slices were seen to carry, gateways that are left out, what others
+    have.
     """
 
     now_s: float
@@ -40,6 +43,7 @@ class PlanInputs:
     drain_delay_s: float
     ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     given_up: Mapping[str, int] = field(default_factory=dict)
     kept: int = 0
     kept_because: str | None = None
@@ -70,7 +74,8 @@ def plan_targets(
     decisions: list[Decision] = []
     refusals: list[Decision] = []
     since_s: dict[str, float] = {}
-    spare = sum(len(each.ready) for each in supply.values()) - inputs.need
+    weights = {name: inputs.weights.get(name, 1.0) for name in supply}
+    spare = sum(len(each.ready) * weights[name] for name, each in supply.items()) - inputs.need
     for name in sorted(inputs.classes, key=lambda name: -inputs.prices[name]):
         target = inputs.fleet.targets.get(name, 0)
         if needed[name] >= target:
@@ -84,11 +89,11 @@ def plan_targets(
         slices = surplus - orders
         waited_s = inputs.now_s - since_s[name]
         given_up = min(slices, inputs.given_up.get(name, 0))
-        spare -= given_up
+        spare -= given_up * weights[name]
         droppable = 0
         if waited_s >= inputs.drain_delay_s:
-            droppable = max(0, min(slices - given_up, spare))
-            spare -= droppable
+            droppable = min(slices - given_up, num_within(spare, weights[name]))
+            spare -= droppable * weights[name]
         targets[name] = target - orders - given_up - droppable
         if orders:
             why = _noted(inputs, "no longer needed, and not there yet")
@@ -190,11 +195,11 @@ def _shortfalls(inputs: PlanInputs) -> list[Decision]:
         reason = f"{missing} end before the class replaces them: others are asked meanwhile"
         found.append(Decision(name, missing, reason))
     if inputs.safe.missing:
-        reason = f"no class has room for {inputs.safe.missing} of {inputs.need}"
-        found.append(Decision("", inputs.safe.missing, reason))
+        reason = f"no class has room for {inputs.safe.missing:g} of {inputs.need}"
+        found.append(Decision("", math.ceil(inputs.safe.missing), reason))
     if inputs.safe.unsafe:
-        reason = f"the floor lacks {inputs.safe.unsafe} if one group is lost"
-        found.append(Decision("", inputs.safe.unsafe, reason))
+        reason = f"the floor lacks {inputs.safe.unsafe:g} if one group is lost"
+        found.append(Decision("", math.ceil(inputs.safe.unsafe), reason))
     return found
 
 

@@ -55,11 +55,12 @@ def test_log_can_be_decided_again(tmp_path: Path) -> None:
     before = SlicewisePolicy(PROFILE, TERMS, RULES)
     before.decide(Observation(0.0, ModelLoad(0.0, 9.0, 10.0, 20.0), Fleet((), {})))
     memory = before.to_record(10.0)
-    policy = SlicewisePolicy(PROFILE, TERMS, RULES, memory)
+    profiles = {"spot": PROFILE.model_copy(update={"base_s": PROFILE.base_s / 2})}
+    policy = SlicewisePolicy(PROFILE, TERMS, RULES, memory, profiles)
     with ThreadPoolExecutor(1) as executor:
         writer = DecisionWriter(executor, store.write, store.remember)
         writer.open_log(path)
-        writer.begin("m", PROFILE, TERMS, RULES, memory)
+        writer.begin("m", PROFILE, TERMS, RULES, memory, profiles)
         for tick in range(3):
             at_s = 20.0 + 10.0 * tick
             seen = Observation(at_s, ModelLoad(at_s, 9.0, 10.0, 20.0), Fleet((), {}))
@@ -76,7 +77,7 @@ def test_without_a_log_only_the_board_is_written() -> None:
     with ThreadPoolExecutor(1) as executor:
         writer = DecisionWriter(executor, store.write, store.remember)
         writer.open_log(None)
-        writer.begin("m", PROFILE, TERMS, RULES, None)
+        writer.begin("m", PROFILE, TERMS, RULES, None, {})
         writer.publish(BOARD)
     assert store.boards == [BOARD]
     assert writer.alerts == ()

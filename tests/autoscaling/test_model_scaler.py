@@ -1,6 +1,7 @@
 """One model under the policy: what is unknown holds, what fails holds, what changes is told."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +43,7 @@ class Sink:
     memories: list[PolicyRecord | None] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     shares: list[ChipShare] = field(default_factory=list)
+    profiles: list[Mapping[str, CapacityProfile]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
 
     def begin(
@@ -51,7 +53,9 @@ class Sink:
         terms: tuple[ComputeClass, ...],
         rules: Rules,
         memory: PolicyRecord | None,
+        profiles: Mapping[str, CapacityProfile],
     ) -> None:
+        self.profiles.append(profiles)
         self.begun.append(terms)
         self.memories.append(memory)
 

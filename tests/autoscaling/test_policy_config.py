@@ -249,3 +249,26 @@ def test_quota_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(PolicyConfigError, match=complaint):
         two_models(*quotas, **changes)
+
+
+def test_class_may_have_slices_of_another_shape() -> None:
+    large = PROFILE | {"topology": "4x4", "base_s": 0.01, "load_s": 90.0}
+    classes = {
+        "spot": {"usd_per_chip_hour": 1.0},
+        "spot-4x4": {"usd_per_chip_hour": 1.0, "is_revocable": True, "profile": large},
+    }
+    found = settings(classes, quotas=[{"compute_class": "spot-4x4", "max_chips": 64}])
+    (model,) = found.models
+    assert model.profiles == {"spot-4x4": CapacityProfile.model_validate(large)}
+    assert [(each.usd_per_slice_hour, each.load_s) for each in model.terms] == [
+        (8.0, 45.0),
+        (16.0, 90.0),
+    ]
+    (member,) = found.members
+    assert (member.chips_of("spot"), member.chips_of("spot-4x4")) == (8, 16)
+    with pytest.raises(
+        PolicyConfigError, match=r"classes\.spot: profile is of 'other'"
+    ):
+        settings({"spot": {"usd_per_slice_hour": 1.0, "profile": large | {"model": "other"}}})
+    with pytest.raises(PolicyConfigError, match=r"classes\.spot: .*nowhere\.yaml cannot be read"):
+        settings({"spot": {"usd_per_slice_hour": 1.0, "profile": "nowhere.yaml"}})

@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "decisions.jsonl"
     policy = SlicewisePolicy(PROFILE, ALL, RULES)
     writing = DecisionLog(path)
-    writing.begin("m", PROFILE, ALL, RULES, None)
+    writing.begin("m", PROFILE, ALL, RULES, None, {})
     for tick in range(5):
         now_s = 1_795_226_400.0 + 10 * tick
         due = BatchDue((DueWork(now_s + 3600.0, 90_000 * tick),) if tick else (), 50.0)

@@ -28,10 +28,10 @@ from autoscaling.policy.need.scale_down import (
     NeedTurns,
     why_nothing_may_go,
 )
+from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.rules import Rules
 from autoscaling.records import ModelLoad
 from serving.domain.capacity.batch_lines import STEP_SHARE
-from serving.domain.capacity.slice_profile import CapacityProfile
 
 # Of the mean demand, the most that is bought in addition to work off what waits.
 _MOST_BACKLOG = 0.1
@@ -43,7 +43,7 @@ _SAME_FACTOR = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """The slices that `load` needs, and why.
+    """The slices that `load` needs, and why; they are of the model's own shape.
 
     `demand` is what it takes now, or by when the soonest class delivers; `num_ready` slices are
     there. `pressing` slices are for the work that is there now, nothing foreseen and nothing held.
@@ -54,7 +54,7 @@ class Needed:
 
     load: ModelLoad
     demand: Demand
-    num_ready: int
+    num_ready: float
     pressing: int
     least: int
     need: int
@@ -67,10 +67,11 @@ class ModelNeed:
     """The need of one model, looked at again and again."""
 
     def __init__(
-        self, profile: CapacityProfile, rules: Rules, memory: PolicyRecord | None = None
+        self, profiles: Profiles, rules: Rules, memory: PolicyRecord | None = None
     ) -> None:
         """Takes the `memory` of an earlier policy of the model; `None`: there is none."""
-        self._profile = profile
+        self._profiles = profiles
+        self._profile = profiles.own
         self._rules = rules
         self.forecaster = (
             Forecaster(self._cost)
@@ -78,9 +79,9 @@ class ModelNeed:
             else Forecaster.from_record(memory.forecast, self._cost)
         )
         self.learned = (
-            nothing_learned(profile)
+            nothing_learned(profiles)
             if memory is None
-            else learned_of_record(memory.learned, profile)
+            else learned_of_record(memory.learned, profiles)
         )
         self._learned_at_s: float | None = None
         self._busy_at_s: float | None = None
@@ -101,7 +102,7 @@ class ModelNeed:
         A slice that is asked for now of the soonest class serves after `lead_s`.
         """
         self._learn(now_s, load)
-        num_ready = ready.total()
+        num_ready = sum(count * self.weight(name) for name, count in ready.items())
         self._factor = self.learned.factor(ready)
         self._look_at_pressure(now_s, load, num_ready)
         demand = self._demand(now_s, load, num_ready, lead_s)
@@ -112,6 +113,12 @@ class ModelNeed:
         notes = tuple(filter(None, (self._carries, batch.words, *load.left_out)))
         pressing = min(need, self._pressing(now_s, load, num_ready, lead_s))
         return Needed(load, demand, num_ready, pressing, least, need, whole, stays, notes)
+
+    def weight(self, compute_class: str) -> float:
+        """What a slice of a class carries of requests as they lately were; see `Profiles`."""
+        objectives = self._rules.objectives
+        step_s = objectives.tpot_s * self._rules.tpot_margin
+        return self._profiles.weight(compute_class, self.forecaster.tokens, step_s)
 
     def by(self, now_s: float, now: Needed, lead_s: float, name: str) -> tuple[int, float]:
         """Returns the need by when class `name` delivers, and its mean in slices."""
@@ -140,7 +147,7 @@ class ModelNeed:
             self._busy_at_s = now_s
         elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
         self._learned_at_s = now_s
-        self.learned = self.learned.seen(elapsed_s, load, self._profile, self._rules)
+        self.learned = self.learned.seen(elapsed_s, load, self._profiles, self._rules)
         if load.late and load.requests_per_s <= self.forecaster.rate:
             return  # it is the least that there is, and no news
         self.forecaster.observe(
@@ -160,20 +167,20 @@ class ModelNeed:
         cost = self.forecaster.slices_per_request_per_s
         return slices / cost if cost > 0 else self.forecaster.rate
 
-    def _demand(self, now_s: float, load: ModelLoad, num_ready: int, lead_s: float) -> Demand:
+    def _demand(self, now_s: float, load: ModelLoad, num_ready: float, lead_s: float) -> Demand:
         """The greater of what is needed now and what will be in `lead_s`."""
         then = self.forecaster.at(now_s, lead_s, self._rules.forecast_share).safe
         work = max(self.forecaster.level, then)
         return self._demand_of_work(now_s, load, num_ready, lead_s, work)
 
-    def _pressing(self, now_s: float, load: ModelLoad, num_ready: int, lead_s: float) -> int:
+    def _pressing(self, now_s: float, load: ModelLoad, num_ready: float, lead_s: float) -> int:
         """The slices that the work which is there takes, and what waits."""
         level = self.forecaster.level
         demand = self._demand_of_work(now_s, load, num_ready, lead_s, level)
         return self._bounded(now_s, load, demand)
 
     def _demand_of_work(
-        self, now_s: float, load: ModelLoad, num_ready: int, lead_s: float, work: float
+        self, now_s: float, load: ModelLoad, num_ready: float, lead_s: float, work: float
     ) -> Demand:
         """The demand of so much `work` in slices, and of what waits."""
         rate = self._requests_per_s(work)
@@ -186,7 +193,7 @@ class ModelNeed:
         most = self._most_backlog(now_s, load, steady.mean, lead_s, has_backlog=backlog > 0)
         return Demand(steady.mean, steady.spread, min(backlog, most), self._added)
 
-    def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: int) -> None:
+    def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: float) -> None:
         """Notes what shows that slices have too much to do now, and what is added for it."""
         traffic = DemandInputs(self.forecaster.rate, *self.forecaster.tokens)
         mean = demand_of(traffic, self._profile, self._rules, self._factor).mean
@@ -250,11 +257,11 @@ class ModelNeed:
         )
 
     def _kept_need(
-        self, now_s: float, load: ModelLoad, needed: int, num_ready: int
+        self, now_s: float, load: ModelLoad, needed: int, num_ready: float
     ) -> tuple[int, str | None]:
         """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
         stays = why_nothing_may_go(load, self._rules) or self._pressed_because
-        kept = min(self._floor.raised(needed, num_ready, stays), self._rules.max_slices)
+        kept = min(self._floor.raised(needed, math.floor(num_ready), stays), self._rules.max_slices)
         need = self._turns.bounded(now_s, kept)
         if need > kept:
             return need, f"it has turned {MOST_TURNS} times in an hour, or would"

@@ -24,7 +24,7 @@ _LASTS_S = 60.0
 _MOST_ADDED = 0.1
 
 
-def pressure_reason(load: ModelLoad, mean_slices: float, num_ready: int) -> str | None:
+def pressure_reason(load: ModelLoad, mean_slices: float, num_ready: float) -> str | None:
     """Returns what shows that slices have too much to do; `None` if nothing does.
 
     `mean_slices` is what the load takes by the law, of the `num_ready` that there are.

@@ -55,7 +55,8 @@ class ChipBook:
         given_up: dict[str, int] = {}
         full, words = set(), []
         for quota in self._quotas_of(model):
-            name, num_chips = quota.compute_class, self._members[model].num_chips
+            name = quota.compute_class
+            num_chips = self._members[model].chips_of(name)
             share = self._shared.shares[model][name]
             kept = self._kept(quota, model)
             spare = max(0, self._spare[quota]) // num_chips
@@ -72,7 +73,8 @@ class ChipBook:
     def take(self, model: str, targets: Mapping[str, int]) -> None:
         """Notes the slices by class that the model planned."""
         for quota in self._quotas_of(model):
-            name, num_chips = quota.compute_class, self._members[model].num_chips
+            name = quota.compute_class
+            num_chips = self._members[model].chips_of(name)
             target = targets.get(name, 0)
             self._room[quota] -= num_chips * max(0, target - self._kept(quota, model))
             promised = max(self._shared.shares[model][name], self._kept(quota, model))
@@ -99,10 +101,14 @@ class ChipBook:
         lacks = {each: shared.covering[each][name] - held[each] for each in asked}
         presses = {each: shared.pressing[each][name] - held[each] for each in asked}
         gives = {each: held[each] - shared.shares[each][name] for each in asked}
-        has = {each: sum(it.held.values()) for each, it in asked.items()}
+        weight = {each: _weights(it)[name] for each, it in asked.items()}
+        has = {
+            each: sum(count * _weights(it).get(of, 1.0) for of, count in it.held.items())
+            for each, it in asked.items()
+        }
 
         def served(model: str, more: int) -> float:
-            return (has[model] + more) / max(1, asked[model].pressing)
+            return (has[model] + more * weight[model]) / max(1, asked[model].pressing)
 
         def may_give(giver: str, taker: str) -> bool:
             mine, its = self._members[giver].priority, self._members[taker].priority
@@ -116,19 +122,19 @@ class ChipBook:
                 takers, key=lambda each: (-self._members[each].priority, served(each, 1), each)
             )
             givers = [each for each in asked if may_give(each, taker)]
-            if num_free >= self._members[taker].num_chips:
-                num_free -= self._members[taker].num_chips
+            if num_free >= self._members[taker].chips_of(name):
+                num_free -= self._members[taker].chips_of(name)
                 lacks[taker] -= 1
                 presses[taker] -= 1
-                has[taker] += 1
+                has[taker] += weight[taker]
             elif givers:
                 giver = min(
                     givers,
                     key=lambda each: (self._members[each].priority, -served(each, -1), each),
                 )
-                num_free += self._members[giver].num_chips
+                num_free += self._members[giver].chips_of(name)
                 gives[giver] -= 1
-                has[giver] -= 1
+                has[giver] -= weight[giver]
                 going[giver] += 1
             else:
                 lacks[taker] = 0
@@ -137,7 +143,10 @@ class ChipBook:
     def _held_chips(self, quota: ChipQuota) -> int:
         """Returns the chips of slices that are there and stay, or are fixed."""
         name = quota.compute_class
-        return sum(self._members[each].num_chips * self._held(each, name) for each in quota.models)
+        return sum(
+            self._members[each].chips_of(quota.compute_class) * self._held(each, name)
+            for each in quota.models
+        )
 
     def _held(self, model: str, name: str) -> int:
         fixed = self._fixed.get(model, {})
@@ -151,13 +160,16 @@ class ChipBook:
         return self._held(model, quota.compute_class) - goes
 
     def _kept_chips(self, quota: ChipQuota) -> int:
-        return sum(self._members[each].num_chips * self._kept(quota, each) for each in quota.models)
+        return sum(
+            self._members[each].chips_of(quota.compute_class) * self._kept(quota, each)
+            for each in quota.models
+        )
 
     def _promised_chips(self, quota: ChipQuota) -> int:
         """Returns the chips of all shares, and of what is kept beyond them for the time being."""
         name = quota.compute_class
         return sum(
-            self._members[each].num_chips
+            self._members[each].chips_of(quota.compute_class)
             * max(self._kept(quota, each), self._shared.shares.get(each, {}).get(name, 0))
             for each in quota.models
         )
@@ -165,7 +177,7 @@ class ChipBook:
     def _chips_in_use(self, quota: ChipQuota) -> int:
         name = quota.compute_class
         leaving = sum(
-            self._members[model].num_chips * each.leaving.get(name, 0)
+            self._members[model].chips_of(name) * each.leaving.get(name, 0)
             for model, each in self._asked.items()
             if model in quota.models
         )
@@ -176,10 +188,17 @@ class ChipBook:
         others = [
             f"{count} with {each}"
             for each in sorted(quota.models - {model})
-            if (count := self._kept(quota, each) * self._members[each].num_chips)
+            if (
+                count := self._kept(quota, each) * self._members[each].chips_of(quota.compute_class)
+            )
         ]
         text = f"of the {quota.max_chips} chips of {name} {most} slices at most are for it now"
         text += f" ({', '.join(others)})" if others else ""
         if goes := self._given_up[quota].get(model, 0):
             text += f"; {goes} go at once to who lacks them"
         return text
+
+
+def _weights(asked: SlicesAsked) -> Mapping[str, float]:
+    """Returns what a slice of each class carries for a model."""
+    return {each.name: each.weight for each in asked.ideal}

@@ -25,12 +25,18 @@ class ChipQuota:
 class Member:
     """A model that shares quotas. Among those that lack slices a higher `priority` goes first.
 
-    `num_chips` is how many chips one of its slices has.
+    `num_chips` is how many chips one of its slices has; those of a class in `chips_by_class` are of
+    another shape.
     """
 
     model: str
     num_chips: int
     priority: int = 0
+    chips_by_class: Mapping[str, int] = field(default_factory=dict)
+
+    def chips_of(self, compute_class: str) -> int:
+        """Returns the chips of one slice of a class."""
+        return self.chips_by_class.get(compute_class, self.num_chips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,9 @@ class SlicesAsked:
 
     `pressing` slices are for the interactive and standard work that is there now, `need` for what
     is foreseen as well, of which `floor` are left when a group is lost; `whole` are those and the
-    ones for batches that are due. `reliable` is what can be relied
-    on of each class, `ideal` is what there is if every class delivers. `held` are slices by class
-    that have chips and stay, `leaving` are those that drain.
+    ones for batches that are due. All four are in slices of the model's own shape. `reliable` is
+    what can be relied on of each class, `ideal` is what there is if every class delivers. `held`
+    are slices by class that have chips and stay, `leaving` are those that drain.
     """
 
     pressing: int

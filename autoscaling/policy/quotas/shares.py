@@ -99,7 +99,8 @@ class _Sharing:
         self._left = {
             each: each.max_chips
             - sum(
-                members[model].num_chips * fixed.get(model, {}).get(each.compute_class, 0)
+                members[model].chips_of(each.compute_class)
+                * fixed.get(model, {}).get(each.compute_class, 0)
                 for model in each.models
             )
             for each in quotas
@@ -136,7 +137,7 @@ class _Sharing:
         taken = dict.fromkeys(self._left, 0)
         for model, classes in wanted.items():
             for name, count in classes.items():
-                taken[self._quotas[model][name]] += count * self._members[model].num_chips
+                taken[self._quotas[model][name]] += count * self._members[model].chips_of(name)
         return frozenset(each for each, left in self._left.items() if taken[each] > max(0, left))
 
     def give_least(self) -> None:
@@ -187,7 +188,7 @@ class _Sharing:
             self._give(model, name, min(step, self._room(model, name, options[model])))
             costs[model] = self._mix(model, options[model], {})
 
-    def _turn(self, model: str, covered: int) -> tuple[bool, int, int, float, bool, str]:
+    def _turn(self, model: str, covered: float) -> tuple[bool, int, int, float, bool, str]:
         """Orders models that lack slices."""
         asks, priority = self._asked[model], self._members[model].priority
         levels = (asks.pressing, asks.need, asks.whole)
@@ -196,10 +197,12 @@ class _Sharing:
         has_more = any(asks.held.get(name, 0) > count for name, count in self.shares[model].items())
         return covered >= asks.need, -priority, level, part, not has_more, model
 
-    def _covered(self, model: str, options: Sequence[ClassOption]) -> int:
-        """Returns the slices that the model can have, of all classes together."""
+    def _covered(self, model: str, options: Sequence[ClassOption]) -> float:
+        """Returns what the slices carry that the model can have, of all classes together."""
         shares = self.shares[model]
-        return sum(min(each.at_most, shares.get(each.name, each.at_most)) for each in options)
+        return sum(
+            each.weight * min(each.at_most, shares.get(each.name, each.at_most)) for each in options
+        )
 
     def _open(self, model: str, options: Sequence[ClassOption]) -> dict[str, float]:
         """Returns the classes with a quota of which the model could have one more; their prices."""
@@ -214,11 +217,12 @@ class _Sharing:
         return min(at_most - self.shares[model][name], self._num_left(model, name))
 
     def _num_left(self, model: str, name: str) -> int:
-        return max(0, self._left[self._quotas[model][name]]) // self._members[model].num_chips
+        num_chips = self._members[model].chips_of(name)
+        return max(0, self._left[self._quotas[model][name]]) // num_chips
 
     def _give(self, model: str, name: str, count: int) -> None:
         self.shares[model][name] += count
-        self._left[self._quotas[model][name]] -= count * self._members[model].num_chips
+        self._left[self._quotas[model][name]] -= count * self._members[model].chips_of(name)
 
     def _mix(
         self, model: str, options: Sequence[ClassOption], more: Mapping[str, int]
@@ -240,7 +244,7 @@ class _Sharing:
         then = self._mix(model, options, {name: count})
         member = self._members[model]
         has_it = self._asked[model].held.get(name, 0) > self.shares[model][name]
-        num_chips = count * member.num_chips
+        num_chips = count * member.chips_of(name)
         saved_usd = (now.usd_per_hour - then.usd_per_hour) / num_chips
         return (
             (now.missing - then.missing) / num_chips,

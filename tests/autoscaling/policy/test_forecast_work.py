@@ -11,6 +11,7 @@ from policy_world import PROFILE, RULES, SPOT, load
 from autoscaling.policy.forecast import DAY_S, Forecaster
 from autoscaling.policy.memory import decode_memory, encode_memory, slice_shape_of
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.profiles import Profiles
 from autoscaling.records import Fleet, Observation
 
 QUIET = replace(RULES, forecast_share=0.0)
@@ -74,7 +75,7 @@ def test_restart_keeps_what_is_known_of_lengths() -> None:
         seen = load(rate_at(now_s), now_s, input_tokens_mean=tokens, output_tokens_mean=tokens)
         if now_s == DAY_S + NOON_S - SWELL_S:
             memory = decode_memory(
-                encode_memory(policy.to_record(now_s)), slice_shape_of(PROFILE), now_s
+                encode_memory(policy.to_record(now_s)), slice_shape_of(Profiles(PROFILE)), now_s
             )
             policies["restarted"] = SlicewisePolicy(PROFILE, [SLOW], QUIET, memory)
         for name, each in policies.items():

@@ -18,12 +18,14 @@ from autoscaling.policy.learned_capacity import (
 )
 from autoscaling.policy.memory import LearnedRecord, decode_memory, encode_memory, slice_shape_of
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.profiles import Profiles
 from autoscaling.records import ModelLoad
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 PLANNED_S = RULES.objectives.tpot_s * RULES.tpot_margin
 PROFILE = law(10.0)
+SHAPE = Profiles(PROFILE)
 FULL = {"num_waiting": 50, "full_ratio": 1.0}
 
 
@@ -40,9 +42,9 @@ def load(*engines: EngineRate, **fields: float) -> ModelLoad:
 
 
 def learn(*loads: ModelLoad, times: int = 1) -> LearnedCapacity:
-    learned = nothing_learned(PROFILE)
+    learned = nothing_learned(SHAPE)
     for each in loads * times:
-        learned = learned.seen(30.0, each, PROFILE, RULES)
+        learned = learned.seen(30.0, each, SHAPE, RULES)
     return learned
 
 
@@ -101,10 +103,10 @@ def test_what_is_learned_is_bounded() -> None:
 def test_it_is_kept_while_nothing_is_saturated_and_more_within_the_objective_proves_more() -> None:
     low = learn(load(at_work(0.5), **FULL), times=20)
     for _ in range(1000):
-        low = low.seen(30.0, load(at_work(0.2, step_s=0.03)), PROFILE, RULES)
+        low = low.seen(30.0, load(at_work(0.2, step_s=0.03)), SHAPE, RULES)
     assert low.factor({"spot": 1}) == pytest.approx(0.5)
     for _ in range(40):
-        low = low.seen(30.0, load(at_work(0.8, step_s=0.99 * PLANNED_S)), PROFILE, RULES)
+        low = low.seen(30.0, load(at_work(0.8, step_s=0.99 * PLANNED_S)), SHAPE, RULES)
     assert low.factor({"spot": 1}) == pytest.approx(0.8, abs=0.02)
 
 
@@ -119,10 +121,10 @@ def test_classes_are_learned_apart_and_weigh_by_their_slices() -> None:
 def test_it_survives_a_restart_and_not_another_profile() -> None:
     learned = learn(load(at_work(0.5), **FULL), times=20)
     record = LearnedRecord.model_validate_json(learned.to_record().model_dump_json())
-    assert learned_of_record(record, PROFILE).factor({"spot": 1}) == pytest.approx(0.5)
+    assert learned_of_record(record, SHAPE).factor({"spot": 1}) == pytest.approx(0.5)
     renamed = PROFILE.model_copy(update={"source": "the same numbers, measured again"})
-    assert learned_of_record(record, renamed).classes
-    assert not learned_of_record(record, law(11.0)).classes
+    assert learned_of_record(record, Profiles(renamed)).classes
+    assert not learned_of_record(record, Profiles(law(11.0))).classes
 
 
 # -- below saturation --
@@ -190,13 +192,13 @@ def learn_from_noise(
 ) -> LearnedCapacity:
     """Eight hours of engines by a law so many times as slow, with steps that scatter by 1 %."""
     chance = random.Random(seed)
-    learned = learned or nothing_learned(PROFILE)
+    learned = learned or nothing_learned(SHAPE)
     for _ in range(8 * 360):
         engines = (
             at_pace(times * chance.gauss(1, 0.01), 30.0, f"s{number}")
             for number in range(num_slices)
         )
-        learned = learned.seen(10.0, load(*engines), PROFILE, RULES)
+        learned = learned.seen(10.0, load(*engines), SHAPE, RULES)
     return learned
 
 
@@ -230,7 +232,7 @@ def test_what_full_slices_taught_is_not_forgotten_with_little_to_do(running: flo
             at_pace(pace, running, f"s{number}", times_work=1.5)
             for number, pace in enumerate(paces)
         ]
-        learned = learned.seen(10.0, load(*engines), PROFILE, RULES)
+        learned = learned.seen(10.0, load(*engines), SHAPE, RULES)
     assert learned.factor({"spot": 3}) == pytest.approx(1 / 1.5, rel=0.06)
 
 
@@ -238,7 +240,7 @@ def test_what_once_looked_quicker_than_the_law_is_forgotten() -> None:
     learned = learn(load(at_pace(0.95, 30.0)))
     assert 1 < learned.factor({"spot": 1}) < 1.05
     for _ in range(40):
-        learned = learned.seen(30.0, load(at_pace(1.0, 30.0)), PROFILE, RULES)
+        learned = learned.seen(30.0, load(at_pace(1.0, 30.0)), SHAPE, RULES)
     assert learned.factor({"spot": 1}) == pytest.approx(1.0, abs=0.001)
 
 
@@ -251,7 +253,7 @@ def test_steps_as_the_law_has_them_lift_what_was_learned_low_to_the_law() -> Non
         },
     )
     for _ in range(100):
-        learned = learned.seen(30.0, load(at_pace(1.0, 30.0)), PROFILE, RULES)
+        learned = learned.seen(30.0, load(at_pace(1.0, 30.0)), SHAPE, RULES)
     assert learned.factor({"spot": 1}) == pytest.approx(1.0, abs=0.01)
 
 
@@ -271,9 +273,9 @@ def test_pace_proves_nothing_where_room_ran_out_before_time() -> None:
     assert expected is not None
     assert expected < 1
     record = LearnedRecord.model_validate_json(full.to_record().model_dump_json())
-    for known in (full, learned_of_record(record, PROFILE)):
+    for known in (full, learned_of_record(record, SHAPE)):
         for _ in range(100):
-            known = known.seen(30.0, load(quick), PROFILE, RULES)
+            known = known.seen(30.0, load(quick), SHAPE, RULES)
         assert known.factor({"spot": 1}) == pytest.approx(expected)
 
 
@@ -337,8 +339,8 @@ def test_next_policy_knows_what_the_one_before_had_learned() -> None:
     world, profile = loop(24, 2.0, 0.001)
     world.run(1500)
     text = encode_memory(world.policy.to_record(world.now_s))
-    memory = decode_memory(text, slice_shape_of(profile), world.now_s)
-    learned = learned_of_record(memory.learned, profile)
+    memory = decode_memory(text, slice_shape_of(Profiles(profile)), world.now_s)
+    learned = learned_of_record(memory.learned, Profiles(profile))
     world.policy = SlicewisePolicy(profile, [ON_DEMAND], RULES, memory)
     before = world.target
     world.run(900)

@@ -20,10 +20,11 @@ from autoscaling.policy.memory import (
     slice_shape_of,
 )
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.profiles import Profiles
 from autoscaling.records import Fleet, Observation, SliceLoss, SliceView
 from serving.domain.slice_lifecycle import SliceState
 
-SHAPE = slice_shape_of(PROFILE)
+SHAPE = slice_shape_of(Profiles(PROFILE))
 QUIET = replace(RULES, forecast_share=0.0)
 TWO_HOURS_S = 7200.0
 

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,3 +127,80 @@ def test_often_lost_class_gives_way_to_one_a_little_dearer() -> None:
     flex = ClassOption("flex-start", 4.5, 0, 99)
     worth = safest_worth_buying(10, 0, 10.0, [zones(0.5)[0], flex], 1000.0)
     assert worth.slices == {"spot-a": 0, "flex-start": 10}
+
+
+@st.composite
+def shaped_options(draw: st.DrawFn) -> list[ClassOption]:
+    """Classes of two shapes, none of which is lost; a large slice carries 2.2 small ones."""
+    made = []
+    for name in draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True)):
+        least, most = sorted(draw(st.tuples(st.integers(0, 1), st.integers(0, 5))))
+        price, weight = draw(st.integers(0, 9)), draw(st.sampled_from([1.0, 2.2]))
+        made.append(ClassOption(name, float(price), least, most, weight=weight))
+    return made
+
+
+def carried(slices: dict[str, int], made: list[ClassOption]) -> float:
+    return sum(each.weight * slices[each.name] for each in made)
+
+
+def mixes(made: list[ClassOption]) -> list[dict[str, int]]:
+    counts = [range(option.at_least, option.at_most + 1) for option in made]
+    names = [option.name for option in made]
+    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*counts)]
+
+
+@given(shaped_options(), st.integers(0, 12))
+def test_of_two_shapes_no_mix_that_carries_it_is_cheaper(
+    made: list[ClassOption], total: int
+) -> None:
+    found = cheapest_portfolio(total, 0, made)
+    enough = [each for each in mixes(made) if carried(each, made) >= total - 1e-6]
+    for option in made:
+        assert option.at_least <= found.slices[option.name] <= option.at_most
+    if not enough:
+        assert found.missing == pytest.approx(
+            total - max(carried(each, made) for each in mixes(made))
+        )
+        return
+    assert found.missing == 0
+    assert found.usd_per_hour == min(
+        sum(o.usd_per_hour * each[o.name] for o in made) for each in enough
+    )
+
+
+@given(shaped_options(), st.integers(0, 12), st.integers(0, 12), st.data())
+def test_of_two_shapes_in_groups_it_is_dearer_by_two_slices_at_most(
+    made: list[ClassOption], total: int, floor: int, data: st.DataObject
+) -> None:
+    groups = data.draw(st.lists(st.sampled_from([None, "x", "y"]), min_size=4, max_size=4))
+    made = [replace(each, group=group) for each, group in zip(made, groups, strict=False)]
+    floor = min(floor, total)
+
+    def left(slices: dict[str, int]) -> float:
+        lost = [
+            sum(o.weight * slices[o.name] for o in made if o.group == group)
+            for group in {o.group for o in made if o.group is not None}
+        ]
+        return carried(slices, made) - max(lost, default=0)
+
+    costs = [
+        sum(o.usd_per_hour * each[o.name] for o in made)
+        for each in mixes(made)
+        if carried(each, made) >= total - 1e-6 and left(each) >= floor - 1e-6
+    ]
+    found = cheapest_portfolio(total, floor, made)
+    if costs and not found.missing and not found.unsafe:
+        assert found.usd_per_hour <= min(costs) + 2 * max(o.usd_per_hour for o in made)
+
+
+def test_many_slices_of_three_shapes_are_chosen_from_in_good_time() -> None:
+    made = [
+        ClassOption(f"{name}-{weight}", price * weight**0.9, 0, 900, weight=weight)
+        for name, price in (("spot", 4.0), ("on-demand", 20.0))
+        for weight in (1.0, 2.2, 4.7)
+    ]
+    found = cheapest_portfolio(1000, 0, made)
+    assert found.missing == 0
+    # 213 of the largest carry 1001.1, and are the cheapest per work.
+    assert found.usd_per_hour <= 213 * 4.0 * 4.7**0.9 * 1.01
