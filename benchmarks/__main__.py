@@ -9,7 +9,7 @@ request costs besides its tokens; `--base` names another checkout, whose gateway
 `dispatch` replays a trace of conversations, which `--trace` names, in simulated time, and prints.
 `dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
 `conversations` sends some to real gateways and engines, and writes the page of that name; `--only`
-is `paced`, beside which the simulation is held, or `vllm`, beside a07807c. `shared-quota` simulates
+is `paced`, beside which the simulation is held, or `vllm`, beside a07807c. `one-fleet` simulates
 two models that have chips together, and writes the page of that name.
 
 `policies` simulates autoscaling policies beside each other, for hours, and writes the page of that
@@ -52,8 +52,8 @@ from benchmarks import (
 )
 from benchmarks.conversations.command import run_parts
 from benchmarks.ingress_disturbances import Kind
+from benchmarks.one_fleet import report as one_fleet_report
 from benchmarks.policies.command import compare_policies
-from benchmarks.shared_quota import report as shared_quota_report
 from benchmarks.side_by_side.command import compare
 from benchmarks.side_by_side.loads import NUM_PAIRS
 
@@ -61,7 +61,7 @@ _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
     *(_SIDE_BY_SIDE, "pause", "metrics", "calibration", "clients", "provisioner", "ingress"),
     *("requests", "dispatch", "dispatch-loads", "choice", "floods", "policies"),
-    *("conversations", "shared-quota"),
+    *("conversations", "one-fleet"),
 )
 
 
@@ -168,8 +168,8 @@ def main() -> None:
         )
     if given.part == "conversations":
         run_parts(given.only, lambda line: print(line, flush=True))
-    if given.part == "shared-quota":
-        shared_quota_report.run_all(lambda line: print(line, flush=True))
+    if given.part == "one-fleet":
+        one_fleet_report.run_all(lambda line: print(line, flush=True))
     if given.part == "choice":
         print(choice_cost.table(choice_cost.run()))
     if given.part == "dispatch":

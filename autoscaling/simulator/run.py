@@ -81,7 +81,12 @@ class SimulatedModel:
         self._setup = setup
         self._requests = setup.requests.until(setup.duration_s)
         self._engines = Engines(
-            self._requests, setup.profile, setup.limits, setup.objectives, setup.batches
+            self._requests,
+            setup.profile,
+            setup.limits,
+            setup.objectives,
+            setup.batches,
+            [each.profile for each in setup.classes if each.profile is not None],
         )
         self._lane = SimulatedLane(
             setup.batches, self._engines, setup.objectives.tpot_s, setup.tick_s

@@ -266,9 +266,7 @@ def test_class_may_have_slices_of_another_shape() -> None:
     ]
     (member,) = found.members
     assert (member.chips_of("spot"), member.chips_of("spot-4x4")) == (8, 16)
-    with pytest.raises(
-        PolicyConfigError, match=r"classes\.spot: profile is of 'other'"
-    ):
+    with pytest.raises(PolicyConfigError, match=r"classes\.spot: profile is of 'other'"):
         settings({"spot": {"usd_per_slice_hour": 1.0, "profile": large | {"model": "other"}}})
     with pytest.raises(PolicyConfigError, match=r"classes\.spot: .*nowhere\.yaml cannot be read"):
         settings({"spot": {"usd_per_slice_hour": 1.0, "profile": "nowhere.yaml"}})

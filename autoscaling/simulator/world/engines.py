@@ -4,7 +4,8 @@ Owns the kernel's arrays and the slots of its engines. Does not own when engines
 (`slices`), nor what is asked of them (`arrivals`). Every call first lets happen what is due before.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,40 +109,57 @@ class Engines:
         limits: GatewayLimits,
         objectives: Objectives | None = None,
         batches: Sequence[SimulatedBatch] = (),
+        others: Iterable[CapacityProfile] = (),
     ) -> None:
-        """Nothing is late where there are no `objectives`. Batches are in order of submission."""
+        """Takes the `profile` of engines, and those of `others` that may be opened besides.
+
+        Nothing is late where there are no `objectives`. Batches are in order of submission.
+        """
+        others = tuple(others)
         self._ttft_floor_s = profile.ttft_floor_s
-        self._law = kernel.StepTimeModel(
-            base_s=profile.base_s,
-            per_sequence_s=profile.per_sequence_s,
-            per_prompt_token_s=profile.per_prompt_token_s,
-            max_num_seqs=profile.max_num_seqs,
-            max_num_batched_tokens=profile.max_num_batched_tokens,
-            request_deadline_s=limits.request_deadline_s,
-            max_waiting_requests=limits.max_waiting_requests,
-        )
+        self._profile = profile
+        self._lengths = _mean_lengths(requests)
+        self._tpot_s = None if objectives is None else objectives.tpot_s
+        self._limits = kernel.Limits(limits.request_deadline_s, limits.max_waiting_requests)
         allowed_s = np.full(len(requests), np.inf, np.float32)
         if objectives is not None:
             prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
             allowed_s[:] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
         self._num_requests = len(requests)
-        self._state = _empty(requests, allowed_s, profile.max_num_seqs, batches)
+        most_seqs = max(each.max_num_seqs for each in (profile, *others))
+        self._state = _empty(requests, allowed_s, most_seqs, batches)
         self._free = list(range(_FEWEST_SLOTS))[::-1]
 
     def advance(self, until_s: float) -> None:
         """Lets everything happen that is due by then."""
-        kernel.advance(self._state, self._law, until_s)
+        kernel.advance(self._state, self._limits, until_s)
 
-    def open(self, now_s: float) -> int:
-        """Adds an engine that takes requests, and returns its slot."""
+    def open(self, now_s: float, profile: CapacityProfile | None = None) -> int:
+        """Adds an engine that takes requests, and returns its slot; `None`: one like most."""
         self.advance(now_s)
         if not self._free:
             size = len(self._state.event_s)
             self._state = _grown(self._state)
             self._free = list(range(size, 2 * size))[::-1]
         slot = self._free.pop()
-        kernel.open_engine(self._state, self._law, slot, now_s)
+        self._set_law(slot, profile or self._profile)
+        kernel.open_engine(self._state, slot, now_s)
         return slot
+
+    def _set_law(self, slot: int, profile: CapacityProfile) -> None:
+        state = self._state
+        state.base_s[slot] = profile.base_s
+        state.per_sequence_s[slot] = profile.per_sequence_s
+        state.per_prompt_token_s[slot] = profile.per_prompt_token_s
+        state.max_num_seqs[slot] = profile.max_num_seqs
+        state.max_num_batched_tokens[slot] = profile.max_num_batched_tokens
+        state.share[slot] = 1.0
+        if self._tpot_s is not None and profile is not self._profile:
+            usual, its = (
+                each.max_requests_per_s(*self._lengths, self._tpot_s)
+                for each in (self._profile, profile)
+            )
+            state.share[slot] = usual / its if its > 0 else math.inf
 
     def drain(self, slot: int, now_s: float) -> None:
         """Sends the engine no more requests. What it has stays until `leave` or `close`."""
@@ -152,14 +170,14 @@ class Engines:
         """Moves requests that will not finish by `stay_until_s`, if another engine exists."""
         self.advance(now_s)
         if self.num_routable:
-            kernel.move_off(self._state, self._law, slot, now_s, stay_until_s)
+            kernel.move_off(self._state, slot, now_s, stay_until_s)
 
     def close(self, slot: int, now_s: float) -> None:
         """Removes the engine: what it still has moves, or waits at the gateway."""
         self.advance(now_s)
         if self._state.route_at[slot] != kernel.NOBODY:
             kernel.stop_routing(self._state, slot)
-        kernel.move_off(self._state, self._law, slot, now_s, now_s)
+        kernel.move_off(self._state, slot, now_s, now_s)
         self._free.append(slot)
 
     def begin_batch(self, batch: int, num_lines: int, now_s: float) -> None:
@@ -172,7 +190,7 @@ class Engines:
         """Sets how many lines of an open batch may be on engines at once."""
         self.advance(now_s)
         self._state.batch_limit[batch] = num_lines
-        kernel.give_lines(self._state, self._law, now_s)
+        kernel.give_lines(self._state, now_s)
 
     def end_batch(self, batch: int, now_s: float) -> None:
         """Gives up what has no engine. Lines that have one go on, as long as it does."""
@@ -238,7 +256,7 @@ class Engines:
             oldest_wait_s = max(0.0, float(now_s - parked_at_s))
         is_routable = self._state.route_at != kernel.NOBODY
         in_line = self._state.in_flight - self._state.running
-        is_full = is_routable & (in_line > 0) & (self._state.running >= self._law.max_num_seqs)
+        is_full = is_routable & (in_line > 0) & (self._state.running >= self._state.max_num_seqs)
         return SimulatedTraffic(
             at_s=now_s,
             num_arrived=int(counts[kernel.ARRIVED]),
@@ -282,6 +300,12 @@ class Engines:
             moves=state.moves[of],
             status=state.status[of],
         )
+
+
+def _mean_lengths(requests: Requests) -> tuple[float, float]:
+    if not len(requests):
+        return 1.0, 1.0
+    return float(requests.input_tokens.mean()), float(requests.output_tokens.mean())
 
 
 def _empty(
@@ -361,6 +385,12 @@ def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[An
         "emitted": np.zeros(size, np.int64),
         "computed": np.zeros(size, np.int64),
         "busy_s": np.zeros(size),
+        "base_s": np.zeros(size),
+        "per_sequence_s": np.zeros(size),
+        "per_prompt_token_s": np.zeros(size),
+        "max_num_seqs": np.zeros(size, np.int32),
+        "max_num_batched_tokens": np.zeros(size, np.int32),
+        "share": np.ones(size),
     }
 
 

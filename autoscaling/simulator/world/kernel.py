@@ -69,14 +69,9 @@ def _compiled(function: _Function) -> _Function:
     return cast(_Function, njit(cache=True)(function))
 
 
-class StepTimeModel(NamedTuple):
-    """The engines' coefficients and the gateway's limits. Times in seconds."""
+class Limits(NamedTuple):
+    """The gateway's limits. Times in seconds."""
 
-    base_s: float
-    per_sequence_s: float
-    per_prompt_token_s: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
     request_deadline_s: float
     max_waiting_requests: int
 
@@ -93,9 +88,11 @@ class Kernel(NamedTuple):
     `tail` has no prompt computed but `head_done` tokens of the first. `event_heap` holds every slot
     by `event_s`; `route_heap` the first `counts[ROUTABLE]` slots by requests in flight, and
     `route_at` is the place in it or `NOBODY`. `emitted` output tokens and `computed` prompt tokens
-    are sums since it opened, and so is `busy_s`, the time in its finished steps. Per line:
-    `batch_of`. Per batch: the lines from `batch_next` to `batch_end` have not begun, those that
-    came back are linked from `batch_back`, and of `batch_on_engines` there may be `batch_limit`.
+    are sums since it opened, and so is `busy_s`, the time in its finished steps. `base_s` and the
+    four after it are its law; a request is `share` of what it carries, beside that of others. Per
+    line: `batch_of`. Per batch: the lines from `batch_next` to `batch_end` have not begun, those
+    that came back are linked from `batch_back`, and of `batch_on_engines` there may be
+    `batch_limit`.
     """
 
     arrival_s: F64
@@ -131,6 +128,12 @@ class Kernel(NamedTuple):
     emitted: I64
     computed: I64
     busy_s: F64
+    base_s: F64
+    per_sequence_s: F64
+    per_prompt_token_s: F64
+    max_num_seqs: I32
+    max_num_batched_tokens: I32
+    share: F64
     batch_of: I32
     batch_next: I32
     batch_end: I32
@@ -140,7 +143,7 @@ class Kernel(NamedTuple):
 
 
 @_compiled
-def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
+def advance(k: Kernel, limits: Limits, until_s: float) -> None:
     """Lets everything happen that is due by `until_s`; of equal instants engines come first."""
     counts = k.counts
     num_requests = counts[LINES_FROM]
@@ -152,7 +155,7 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
         expiry_s = np.inf
         if counts[PARKED]:
             oldest = counts[PARKED_HEAD]
-            expiry_s = k.arrival_s[oldest] + k.parked_s[oldest] + law.request_deadline_s
+            expiry_s = k.arrival_s[oldest] + k.parked_s[oldest] + limits.request_deadline_s
         if min(engine_s, arrival_s, expiry_s) > until_s:
             return
         if engine_s <= arrival_s and engine_s <= expiry_s:
@@ -161,23 +164,23 @@ def advance(k: Kernel, law: StepTimeModel, until_s: float) -> None:
             k.step[slot] += k.event_steps[slot]
             k.emitted[slot] += k.event_steps[slot] * k.running[slot]
             k.busy_s[slot] += k.event_steps[slot] * k.step_s[slot]
-            _begin_step(k, law, slot, engine_s)
-            give_lines(k, law, engine_s)
+            _begin_step(k, slot, engine_s)
+            give_lines(k, engine_s)
         elif expiry_s <= arrival_s:
             _expire_oldest(k, expiry_s)
         else:
             counts[ARRIVED] += 1
             counts[INPUT_TOKENS] += k.input_tokens[arrived]
-            if counts[ROUTABLE] == 0 and counts[PARKED] >= law.max_waiting_requests:
+            if counts[ROUTABLE] == 0 and counts[PARKED] >= limits.max_waiting_requests:
                 k.status[arrived] = REFUSED
             else:
-                _dispatch(k, law, arrived, arrival_s)
+                _dispatch(k, arrived, arrival_s)
                 # Another engine may have the fewest now.
-                give_lines(k, law, arrival_s)
+                give_lines(k, arrival_s)
 
 
 @_compiled
-def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
+def open_engine(k: Kernel, slot: int, now_s: float) -> None:
     """Opens an empty engine. It takes requests from now on, at first those that wait."""
     k.step[slot] = 0
     k.emitted[slot] = 0
@@ -195,19 +198,19 @@ def open_engine(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
     k.route_at[slot] = place
     _route_up(k, place)
     while k.counts[PARKED]:
-        _dispatch(k, law, _unpark(k), now_s)
-    give_lines(k, law, now_s)
+        _dispatch(k, _unpark(k), now_s)
+    give_lines(k, now_s)
 
 
 @_compiled
-def give_lines(k: Kernel, law: StepTimeModel, now_s: float) -> None:
+def give_lines(k: Kernel, now_s: float) -> None:
     """Gives lines to engines that have room, the batches that are due first first."""
     for batch in range(k.counts[BATCHES_OVER], k.counts[BATCHES_KNOWN]):
         while k.batch_on_engines[batch] < k.batch_limit[batch]:
             if k.counts[ROUTABLE] == 0:
                 return
             slot = k.route_heap[0]
-            if k.head[slot] != NOBODY or k.in_flight[slot] >= law.max_num_seqs:
+            if k.head[slot] != NOBODY or k.in_flight[slot] >= k.max_num_seqs[slot]:
                 return
             line = k.batch_back[batch]
             if line != NOBODY:
@@ -219,7 +222,7 @@ def give_lines(k: Kernel, law: StepTimeModel, now_s: float) -> None:
                 break
             k.batch_on_engines[batch] += 1
             k.counts[LINES_ON_ENGINES] += 1
-            _put(k, law, line, slot, now_s)
+            _put(k, line, slot, now_s)
 
 
 @_compiled
@@ -238,7 +241,7 @@ def stop_routing(k: Kernel, slot: int) -> None:
 
 
 @_compiled
-def move_off(k: Kernel, law: StepTimeModel, slot: int, now_s: float, until_s: float) -> int:
+def move_off(k: Kernel, slot: int, now_s: float, until_s: float) -> int:
     """Moves what will not have finished by `until_s` off an engine that gets no more requests.
 
     They go elsewhere in order of arrival, or wait at the gateway. Tokens given so far are computed
@@ -257,7 +260,7 @@ def move_off(k: Kernel, law: StepTimeModel, slot: int, now_s: float, until_s: fl
     k.head[slot] = NOBODY
     k.head_done[slot] = 0
     done = k.step[slot]
-    pace_s = law.base_s + law.per_sequence_s * k.running[slot]
+    pace_s = k.base_s[slot] + k.per_sequence_s[slot] * k.running[slot]
     whole_steps = 0
     if k.mode[slot] == DECODING:
         whole_steps = int((now_s - k.anchor_s[slot]) / k.step_s[slot])
@@ -299,8 +302,8 @@ def move_off(k: Kernel, law: StepTimeModel, slot: int, now_s: float, until_s: fl
         k.counts[LINES_ON_ENGINES] -= 1
     for request in ordered[:first_line]:
         k.moves[request] += 1
-        _dispatch(k, law, request, now_s)
-    give_lines(k, law, now_s)
+        _dispatch(k, request, now_s)
+    give_lines(k, now_s)
     return count
 
 
@@ -317,16 +320,16 @@ def _interrupt(k: Kernel, slot: int, request: int, to_give: int, now_s: float) -
 
 
 @_compiled
-def _dispatch(k: Kernel, law: StepTimeModel, request: int, now_s: float) -> None:
+def _dispatch(k: Kernel, request: int, now_s: float) -> None:
     if k.counts[ROUTABLE] == 0:
         _park(k, request, now_s)
         return
     k.counts[ON_ENGINES] += 1
-    _put(k, law, request, k.route_heap[0], now_s)
+    _put(k, request, k.route_heap[0], now_s)
 
 
 @_compiled
-def _put(k: Kernel, law: StepTimeModel, request: int, slot: int, now_s: float) -> None:
+def _put(k: Kernel, request: int, slot: int, now_s: float) -> None:
     """Puts a request in line at an engine, the first one of `route_heap`."""
     k.link[request] = NOBODY
     if k.head[slot] == NOBODY:
@@ -338,9 +341,9 @@ def _put(k: Kernel, law: StepTimeModel, request: int, slot: int, now_s: float) -
     k.dispatched[slot] += 1
     _route_down(k, 0)
     if k.mode[slot] == IDLE:
-        _begin_step(k, law, slot, now_s)
+        _begin_step(k, slot, now_s)
     elif k.mode[slot] == DECODING and k.running[slot] < min(
-        law.max_num_seqs, law.max_num_batched_tokens
+        k.max_num_seqs[slot], k.max_num_batched_tokens[slot]
     ):
         steps = max(1, int(np.ceil((now_s - k.anchor_s[slot]) / k.step_s[slot])))
         if steps < k.event_steps[slot]:
@@ -349,14 +352,14 @@ def _put(k: Kernel, law: StepTimeModel, request: int, slot: int, now_s: float) -
 
 
 @_compiled
-def _begin_step(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
+def _begin_step(k: Kernel, slot: int, now_s: float) -> None:
     step = k.step[slot]
     running = _finish_ended(k, slot, step, now_s)
-    budget = law.max_num_batched_tokens - running
+    budget = k.max_num_batched_tokens[slot] - running
     prompt_tokens = 0
     first_taken = k.head[slot]
     num_taken = 0
-    while k.head[slot] != NOBODY and running < law.max_num_seqs and budget > 0:
+    while k.head[slot] != NOBODY and running < k.max_num_seqs[slot] and budget > 0:
         request = k.head[slot]
         given = k.output_tokens[request] - k.left[request]
         needed = k.input_tokens[request] + given - k.head_done[slot]
@@ -375,7 +378,11 @@ def _begin_step(k: Kernel, law: StepTimeModel, slot: int, now_s: float) -> None:
     k.running[slot] = running
     k.computed[slot] += prompt_tokens
     k.anchor_s[slot] = now_s
-    length_s = law.base_s + law.per_sequence_s * running + law.per_prompt_token_s * prompt_tokens
+    length_s = (
+        k.base_s[slot]
+        + k.per_sequence_s[slot] * running
+        + k.per_prompt_token_s[slot] * prompt_tokens
+    )
     k.step_s[slot] = length_s
     if prompt_tokens > 0:
         k.mode[slot] = MIXED
@@ -495,9 +502,10 @@ def _set_event(k: Kernel, slot: int, at_s: float) -> None:
 
 @_compiled
 def _is_preferred(k: Kernel, slot: int, other: int) -> bool:
-    """The gateway's order: fewest in flight, then least used, then by name."""
-    if k.in_flight[slot] != k.in_flight[other]:
-        return bool(k.in_flight[slot] < k.in_flight[other])
+    """The gateway's order: fewest in flight for what it carries, then least used, then by name."""
+    mine, its = k.in_flight[slot] * k.share[slot], k.in_flight[other] * k.share[other]
+    if mine != its:
+        return bool(mine < its)
     if k.dispatched[slot] != k.dispatched[other]:
         return bool(k.dispatched[slot] < k.dispatched[other])
     return slot < other

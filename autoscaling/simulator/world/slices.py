@@ -24,6 +24,7 @@ import numpy as np
 from autoscaling.records import SliceLoss, SliceView
 from autoscaling.simulator.world.engines import Engines
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.limits import migrate_by_s
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceState
@@ -58,10 +59,14 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class ClassSetup:
-    """The setup of a compute class: the terms that are known of it, and how it really behaves."""
+    """The setup of a compute class: the terms that are known of it, and how it really behaves.
+
+    `profile` is what its slices carry; `None`: as those of most classes.
+    """
 
     terms: ComputeClass
     conditions: Conditions
+    profile: CapacityProfile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +334,8 @@ class SliceFleet:
         life.epoch += 1
         life.ready_at_s = now_s
         self._enter(life, SliceState.READY, now_s)
-        life.slot = self._engines.open(now_s)
+        profile = self._classes[life.compute_class].setup.profile
+        life.slot = self._engines.open(now_s, profile)
         # Draining engines that had nowhere to move their requests have it now.
         for known in self._classes.values():
             for other in known.draining.values():

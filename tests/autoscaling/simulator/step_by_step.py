@@ -2,6 +2,7 @@
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,13 +53,15 @@ class StepByStep:
         num_engines: int,
         lines: Requests = NO_LINES,
         num_at_once: int = 0,
+        others: Sequence[CapacityProfile] = (),
     ) -> None:
         self.requests = requests
         self.input_tokens = np.concatenate([requests.input_tokens, lines.input_tokens])
         self.output_tokens = np.concatenate([requests.output_tokens, lines.output_tokens])
         self.law, self.num_at_once = law, num_at_once
         self.engines = [StepEngine(law) for _ in range(num_engines)]
-        self.ends = [(np.inf, place) for place in range(num_engines)]
+        self.engines += [StepEngine(each) for each in others]
+        self.ends = [(np.inf, place) for place in range(len(self.engines))]
         self.next_line = len(requests)
         self.num_lines = 0
         self.first_s = np.full(len(self.output_tokens), np.nan)

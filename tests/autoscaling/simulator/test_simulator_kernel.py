@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simulated_days import come_or_go, profile, steady, varied
+from simulated_days import OBJECTIVES, come_or_go, profile, steady, varied
 from step_by_step import StepByStep
 
 from autoscaling.simulator.world import kernel
@@ -41,6 +41,33 @@ def test_engines_give_every_token_when_a_simulation_step_by_step_does(
     # Leaps multiply where steps add, and results are kept in single precision.
     np.testing.assert_allclose(answers.first_s, first_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(answers.last_s, last_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+
+
+def test_engines_of_two_shapes_each_keep_to_their_own_law() -> None:
+    small, large = profile(), profile(base_s=0.006, per_sequence_s=0.0002, max_num_seqs=80)
+    requests = varied(400, 60.0, seed=9)
+    first_s, last_s = StepByStep(requests, small, 2, others=[large]).run()
+    engines = Engines(requests, small, FOREVER, others=[large])
+    for law in (None, None, large):
+        engines.open(0.0, law)
+    answers = engines.finish()
+    np.testing.assert_allclose(answers.first_s, first_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(answers.last_s, last_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+
+
+def test_engine_that_carries_more_is_sent_more() -> None:
+    small, large = profile(), profile(base_s=0.006, per_sequence_s=0.0002, max_num_seqs=80)
+    requests = steady(40.0, 60.0)
+    engines = Engines(requests, small, FOREVER, OBJECTIVES, others=[large])
+    slots = [engines.open(0.0, law) for law in (None, large)]
+    engines.advance(60.0)
+    dispatched = engines.traffic(60.0).work
+    assert dispatched is not None
+    few, many = (int(dispatched.emitted[slot]) for slot in slots)
+    lengths = 300.0, 60.0
+    carries = [each.max_requests_per_s(*lengths, OBJECTIVES.tpot_s) for each in (small, large)]
+    # As many times as many in flight, which on quicker steps are more requests still.
+    assert many / few > carries[1] / carries[0]
 
 
 def test_steady_load_runs_at_the_step_of_the_closed_form() -> None:

@@ -5,7 +5,7 @@ Models, lengths, prices and times are those of the scenarios `azure-day-reserved
 slices come in half a minute; an engine loads for three.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -15,13 +15,11 @@ from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.prices.table import price_table
 from autoscaling.simulator.comparison import setup_of
-from autoscaling.simulator.outcome import SimulationOutcome
 from autoscaling.simulator.preparation import PreparedRun, Replacements, prepare_run
 from autoscaling.simulator.run import SimulationSetup, simulate_together
 from autoscaling.simulator.scenario import Scenario, read_scenario
 from autoscaling.simulator.world.arrivals import Requests
-from benchmarks.shared_quota.records import DayRun, ModelDay
-from serving.domain.slice_lifecycle import HELD_STATES
+from benchmarks.one_fleet.records import DayRun, ModelDay
 from serving.domain.topology import slice_shape
 
 CHAT, CODE = "chat", "code"
@@ -31,7 +29,7 @@ MEAN_SLICES = 8.0
 SEEDS = (1, 2, 3)
 
 
-class Case(msgspec.Struct, frozen=True):
+class QuotaCase(msgspec.Struct, frozen=True):
     """So many reserved slices for both; `has_more`: on-demand ones may be bought besides.
 
     The day of code is `later_h` hours later than that of chat.
@@ -43,7 +41,7 @@ class Case(msgspec.Struct, frozen=True):
     later_h: float
 
 
-class Way(msgspec.Struct, frozen=True):
+class QuotaWay(msgspec.Struct, frozen=True):
     """How the reserved slices are divided: each has half, or both have all."""
 
     name: str
@@ -53,18 +51,18 @@ class Way(msgspec.Struct, frozen=True):
 
 
 CASES = (
-    Case("reserved alone, same hours", 20, has_more=False, later_h=0.0),
-    Case("on-demand besides, eight hours apart", 16, has_more=True, later_h=8.0),
+    QuotaCase("reserved alone, same hours", 20, has_more=False, later_h=0.0),
+    QuotaCase("on-demand besides, eight hours apart", 16, has_more=True, later_h=8.0),
 )
 WAYS = (
-    Way("a half for each", is_halved=True, shares=False),
-    Way("who orders first", shares=False),
-    Way("shared, equals"),
-    Way("shared, chat first", chat_priority=1),
+    QuotaWay("a half for each", is_halved=True, shares=False),
+    QuotaWay("who orders first", shares=False),
+    QuotaWay("shared, equals"),
+    QuotaWay("shared, chat first", chat_priority=1),
 )
 
 
-def run_of(case: Case, way: Way, seed: int) -> DayRun:
+def run_of(case: QuotaCase, way: QuotaWay, seed: int) -> DayRun:
     """Simulates the day of both models."""
     prepared = {model: _prepared(case, model, seed) for model in SCENARIOS}
     shape = prepared[CHAT].scenario.profile
@@ -83,11 +81,11 @@ def run_of(case: Case, way: Way, seed: int) -> DayRun:
     }
     quotas = () if way.is_halved else (quota,)
     outcomes = simulate_together(setups, policies, quotas, members, shares=way.shares)
-    days = {model: _figures(each) for model, each in outcomes.items()}
+    days = {model: ModelDay.of(each) for model, each in outcomes.items()}
     return DayRun(case.name, way.name, seed, days)
 
 
-def _prepared(case: Case, model: str, seed: int) -> PreparedRun:
+def _prepared(case: QuotaCase, model: str, seed: int) -> PreparedRun:
     raw = read_scenario(SCENARIOS[model]).model_dump()
     given = read_scenario(SCENARIOS[CHAT]).model_dump()["classes"]
     names = {RESERVED, "on-demand"} if case.has_more else {RESERVED}
@@ -100,7 +98,7 @@ def _prepared(case: Case, model: str, seed: int) -> PreparedRun:
     scenario = Scenario.model_validate(
         raw
         | {
-            "name": f"shared-quota-{model}",
+            "name": f"one-quota-{model}",
             "classes": classes,
             "load": {**raw["load"], "mean_slices": MEAN_SLICES},
             "initial_slices": {RESERVED: half // 2},
@@ -129,26 +127,3 @@ def _setup(run: PreparedRun, most: int) -> SimulationSetup:
         for each in setup.classes
     )
     return replace(setup, classes=classes)
-
-
-def _figures(outcome: SimulationOutcome) -> ModelDay:
-    held = dict(_held_hours(outcome))
-    return ModelDay(
-        num_requests=outcome.service.num_requests,
-        slo_ratio=round(outcome.service.slo_ratio, 6),
-        ttft_p99_s=round(outcome.service.ttft_s[99], 3),
-        reserved_slice_hours=round(held.get(RESERVED, 0.0), 2),
-        bought_usd=round(outcome.cost.total_usd - outcome.cost.committed_usd, 2),
-        num_slices_begun=sum(each.held_at_s is not None for each in outcome.lives),
-    )
-
-
-def _held_hours(outcome: SimulationOutcome) -> Iterator[tuple[str, float]]:
-    names = {name for name, _ in outcome.seconds}
-    for wanted in names:
-        held_s = sum(
-            spent_s
-            for (name, state), spent_s in outcome.seconds.items()
-            if name == wanted and state in HELD_STATES
-        )
-        yield wanted, held_s / 3600
