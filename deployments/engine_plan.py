@@ -17,7 +17,7 @@ from serving.artifacts.model_config_file import ModelConfigUnreadableError, find
 from serving.config.check import check_serve_config
 from serving.config.models import DeploymentConfig, ModelConfig
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import VllmArgs, installed_vllm_args
+from serving.config.vllm.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
 from serving.tpu.model_facts import ModelFactsError, model_facts

@@ -7,7 +7,7 @@ it only afterwards; and one that backs off, or whose order is overdue, may not r
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.portfolio import ClassOption, Portfolio
 from autoscaling.records import Fleet
 

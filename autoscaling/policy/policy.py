@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from autoscaling.policy.bridges import bridged
-from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
 from autoscaling.policy.learned_capacity import LearnedCapacity

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.classes.class_history import ClassHistory
+from autoscaling.policy.classes.known_ends import num_ending
 from autoscaling.policy.horizons import AskedAhead
-from autoscaling.policy.known_ends import num_ending
 from autoscaling.policy.portfolio import Portfolio, num_within
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState

@@ -27,7 +27,7 @@ from deployments.status.gateway import FleetUnavailableError, fetch_fleet
 from deployments.status.reports import ReportedFleet, parse_fleet
 from serving.config.check import CheckReport, check_serve_config
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.exporters.chips import chips_on_bus
 from serving.exporters.collector import CollectError

@@ -19,7 +19,7 @@ from deployments.terminal import build_table, plain_lines
 from serving.artifacts.object_store.address import is_bucket, open_store
 from serving.config.check import check_serve_config
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 
 _FAILED, _UNUSABLE = 1, 2

@@ -14,7 +14,7 @@ import yaml
 from deployments.manifests.render import MARK, RENDERED_FOLDERS, render
 from deployments.manifests.values import parse_values
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 
 _PROBLEMS, _UNUSABLE = 1, 2

@@ -22,7 +22,7 @@ from serving.config.check import IMPORT_PATH, check_serve_config
 from serving.config.models import DeploymentConfig
 from serving.config.rules import is_loopback, repeats
 from serving.config.schema import name_hint, problems_of, shown
-from serving.config.vllm_args import VllmArgs
+from serving.config.vllm.vllm_args import VllmArgs
 from serving.domain.compute_class import Market
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.models.engine_kind import EngineKind

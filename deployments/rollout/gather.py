@@ -10,7 +10,7 @@ from deployments.manifests.render import render
 from deployments.manifests.values import parse_values
 from deployments.validation.documents import Folder, parse_files, read_folder
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 
 

@@ -39,7 +39,7 @@ from serving.config.api_keys import KeyScope, read_keys
 from serving.config.check import check_serve_config
 from serving.config.ray_settings import HAPROXY_PROGRAM, RAY_SETTINGS
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 from serving.domain.slice_lifecycle import SliceState
 

@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from serving.config import rules, slice_rules, vllm_rules
+from serving.config import rules, slice_rules
 from serving.config.models import ModelConfig, PaceConfig
 from serving.config.schema import problems_of
 from serving.config.sections import STRICT_SECTION, Items, NonEmpty, OptionalEnvName
 from serving.config.slices import ComputeClassConfig, built_in_classes
 from serving.config.telemetry import LoggingConfig, TracingConfig
-from serving.config.vllm_args import VllmArgs, installed_vllm_args
+from serving.config.vllm import vllm_rules
+from serving.config.vllm.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain import limits
 from serving.domain.capacity.gateway_sizing import MAX_GATEWAYS, GatewayCount, needed_gateways
 from serving.domain.errors import ConfigError, Problem

@@ -31,14 +31,14 @@ from serving.config.application import (
     exposure_problem,
 )
 from serving.config.models import DeploymentConfig, ModelConfig
+from serving.config.policy_rules import objective_problems, policy_problems, shape_problems
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
-from serving.config.rules import mapping_in, mappings_in
+from serving.config.rules import mappings_in
 from serving.config.schema import name_hint, path_text, shown
 from serving.config.sections import load_yaml
 from serving.config.slices import SliceConfig
-from serving.config.vllm_args import VllmArgs, installed_vllm_args
-from serving.config.vllm_rules import unbounded_media_problem
-from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES
+from serving.config.vllm.vllm_args import VllmArgs, installed_vllm_args
+from serving.config.vllm.vllm_rules import unbounded_media_problem
 from serving.domain.errors import ConfigError, Problem, UnsupportedVllmError
 from serving.domain.models.request_fields.refusals import ignored_defaults
 from serving.domain.models.request_fields.rules import EngineFacts, Trait
@@ -138,8 +138,9 @@ def check_serve_config(
             problems += [_under(path, problem) for problem in error.problems]
             continue
         applications[str(application.get("name", "default"))] = config
-        problems += _policy_problems(f"applications[{index}]", application, config)
-        problems += _objective_problems(f"applications[{index}]", application, config)
+        problems += policy_problems(f"applications[{index}]", application, config)
+        problems += objective_problems(f"applications[{index}]", application, config)
+        problems += shape_problems(f"applications[{index}]", application, config)
         problems += _drain_problems(
             f"{path}.rollout", config.rollout, {**RAY_SETTINGS, **inherited}
         )
@@ -296,49 +297,6 @@ def _our_applications(raw: object) -> list[tuple[int, Mapping[str, object]]]:
     """Returns the raw applications that are ours, with their positions."""
     applications = mappings_in(raw.get("applications")) if isinstance(raw, dict) else []
     return [(at, entry) for at, entry in applications if entry.get("import_path") == IMPORT_PATH]
-
-
-def _policy_problems(
-    path: str, application: Mapping[str, object], config: AppConfig
-) -> Iterator[Problem]:
-    """Yields a problem if deployments scale and the application names no policy.
-
-    Serve's own policy would take every model to its minimum. It counts requests that Serve hands to
-    engines, and Serve hands them none.
-    """
-    is_autoscaled = any(
-        deployment.is_autoscaled for model in config.models for deployment in model.deployments
-    )
-    if is_autoscaled and not application.get("autoscaling_policy"):
-        yield Problem(
-            f"{path}.autoscaling_policy",
-            "missing, and deployments have min_replicas and max_replicas",
-            "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
-        )
-
-
-def _objective_problems(
-    path: str, application: Mapping[str, object], config: AppConfig
-) -> Iterator[Problem]:
-    """Yields models that are served by other objectives than their policy plans for.
-
-    One that has none of its own need not repeat flat ones.
-    """
-    kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
-    for index, model in enumerate(config.models):
-        given = mapping_in(mapping_in(mapping_in(kwargs, "models"), model.name), "objectives")
-        per_token_s = given.get("ttft_per_prompt_token_s", 0.0)
-        if not given or (model.objectives is None and not per_token_s):
-            continue
-        planned = given.get("ttft_s"), given.get("tpot_s"), per_token_s
-        own = model.own_objectives or DEFAULT_OBJECTIVES
-        if planned != (own.ttft_s, own.tpot_s, own.ttft_per_prompt_token_s):
-            yield Problem(
-                f"{path}.args.models[{index}].objectives",
-                f"not those that the policy plans for, {dict(given)}",
-                "allowed: the same in both places",
-                f"{None if model.objectives is None else model.objectives.model_dump()}",
-            )
 
 
 def _drain_problems(

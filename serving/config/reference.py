@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serving.config.application import AppConfig
 from serving.config.schema import Schema, limit_text, resolve, type_text
-from serving.config.vllm_rules import CLOSED_ARGS
+from serving.config.vllm.vllm_rules import CLOSED_ARGS
 
 START = "<!-- config-reference:start -->"
 END = "<!-- config-reference:end -->"

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.config.vllm_args import kind_of
+from serving.config.vllm.vllm_args import kind_of
 from serving.domain.errors import Problem
 
 # A JSON schema node. Any, because JSON schema nests arbitrarily and each key has its own type.

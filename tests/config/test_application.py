@@ -22,7 +22,7 @@ from serving.config.application import (
     parse_app_config,
 )
 from serving.config.schema import shown
-from serving.config.vllm_args import ArgSpec, VllmArgs
+from serving.config.vllm.vllm_args import ArgSpec, VllmArgs
 from serving.domain.capacity.gateway_sizing import GatewayCount
 from serving.domain.errors import ConfigError, Problem
 from serving.domain.models.engine_kind import EngineKind

@@ -277,3 +277,44 @@ def test_objectives_of_a_model_are_those_that_its_policy_plans_for(
     application["autoscaling_policy"] = {"policy_kwargs": {"models": models}}
     place = "applications[0].args.models[0].objectives: not those that the policy plans for"
     assert [place in problem for problem in problems_of(settings)].count(True) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("classes", "complaint"),
+    [
+        ({}, ""),
+        ({"spot": {"profile": {"topology": "2x2"}}}, ""),
+        ({"spot": {"profile": {"topology": "2x4"}}}, "for spot is of, v6e 2x4"),
+        ({"spot": {"profile": {"num_slices": 2}}}, "for spot is of, v6e 2x2 x 2"),
+        ({"spot": {"profile": {"topology": None}}}, ""),
+    ],
+)
+def test_slices_are_those_that_their_policy_plans_with(
+    classes: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    profile = {
+        "model": "m",
+        "engine": "paced",
+        "generation": "v6e",
+        "topology": "2x2",
+        "base_s": 0.02,
+        "per_sequence_s": 0.001,
+        "per_prompt_token_s": 0.0,
+        "max_num_seqs": 64,
+        "measured_on": "2026-11-28",
+        "source": "made up",
+    }
+    classes = {name: {"profile": profile | each["profile"]} for name, each in classes.items()}
+    settings = settings_with()
+    (application,) = settings["applications"]
+    (model,) = application["args"]["models"]
+    its_slice = {"generation": "v6e", "topology": "2x2"}
+    model["deployments"] = [{"compute_class": "spot", "slice": its_slice}]
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(profile))
+    for of_model in (profile, str(path), "nowhere.yaml"):
+        planned = {model["name"]: {"profile": of_model, "classes": classes}}
+        application["autoscaling_policy"] = {"policy_kwargs": {"models": planned}}
+        found = [each for each in problems_of(settings) if "deployments[0].slice" in each]
+        assert len(found) == bool(complaint)
+        assert complaint in "".join(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.config.vllm_args import ArgSpec, VllmArgs, installed_vllm_args, read_vllm_args
+from serving.config.vllm.vllm_args import ArgSpec, VllmArgs, installed_vllm_args, read_vllm_args
 from serving.domain.errors import UnsupportedVllmError
 
 SOURCES = {
@@ -143,7 +143,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs, FrontendArgs
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 
 read = installed_vllm_args()
 names = lambda cls: {field.name for field in dataclasses.fields(cls)}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from deployments.cli import build_cli
 from deployments.engine_plan import EnginePlanReport, plan_json, plan_lines, plan_serve_config
 from serving.config.sections import load_yaml
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.tpu.plan import EnginePlan
 
 from .models import DEPLOYMENTS, MODELS

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deployments.engine_plan import plan_serve_config
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 
 from .models import MODELS
 

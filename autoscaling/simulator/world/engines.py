@@ -120,7 +120,7 @@ class Engines:
         self._profile = profile
         self._lengths = _mean_lengths(requests)
         self._tpot_s = None if objectives is None else objectives.tpot_s
-        self._limits = kernel.Limits(limits.request_deadline_s, limits.max_waiting_requests)
+        self._limits = kernel.GatewayBounds(limits.request_deadline_s, limits.max_waiting_requests)
         allowed_s = np.full(len(requests), np.inf, np.float32)
         if objectives is not None:
             prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens

@@ -69,7 +69,7 @@ def _compiled(function: _Function) -> _Function:
     return cast(_Function, njit(cache=True)(function))
 
 
-class Limits(NamedTuple):
+class GatewayBounds(NamedTuple):
     """The gateway's limits. Times in seconds."""
 
     request_deadline_s: float
@@ -143,7 +143,7 @@ class Kernel(NamedTuple):
 
 
 @_compiled
-def advance(k: Kernel, limits: Limits, until_s: float) -> None:
+def advance(k: Kernel, limits: GatewayBounds, until_s: float) -> None:
     """Lets everything happen that is due by `until_s`; of equal instants engines come first."""
     counts = k.counts
     num_requests = counts[LINES_FROM]

@@ -8,7 +8,7 @@ from deployments.first_run.context import StageContext
 from serving.config.check import check_serve_config
 from serving.config.models import ModelConfig
 from serving.config.slices import SliceConfig
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 
 
 @dataclass(frozen=True, slots=True)

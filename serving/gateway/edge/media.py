@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-from serving.config.vllm_rules import unbounded_media_problem
+from serving.config.vllm.vllm_rules import unbounded_media_problem
 
 
 # In place of vLLM's own, which takes an empty list of hosts for leave to fetch from anywhere.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import RULES, SPOT
 
-from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.slice_lifecycle import EndCause, SliceState
 

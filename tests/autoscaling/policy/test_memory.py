@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import FLEX, ON_DEMAND, PROFILE, RESERVED, RULES, SPOT, TICK_S, World, load
 
-from autoscaling.policy.class_history import ClassHistory
+from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.forecast import DAY_S, Forecaster
 from autoscaling.policy.memory import (
     PolicyMemoryError,

@@ -9,7 +9,7 @@ import yaml
 from deployments.simulation.deployed import ensure_lasting, lasting_environment, proxy_url
 from deployments.simulation.plan import parse_plan
 from serving.config.check import check_serve_config
-from serving.config.vllm_args import installed_vllm_args
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deployments" / "sim"

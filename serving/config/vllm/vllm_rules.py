@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from serving.config.rules import Raw, mapping_in
 from serving.config.schema import name_hint, shown
-from serving.config.vllm_args import VllmArgs, kind_of
+from serving.config.vllm.vllm_args import VllmArgs, kind_of
 from serving.domain.errors import Problem
 
 _ONE_ENGINE = (

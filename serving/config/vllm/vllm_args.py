@@ -1,8 +1,8 @@
 """The arguments of the installed vLLM: their names and simple types, read from its source.
 
 Importing vLLM costs seconds and pulls in torch, so its source is parsed instead. Owns that reading.
-Does not own which arguments Slicewise refuses (`serving.config.vllm_rules`). A type that is not
-made of plain JSON types and literals is left unchecked here; vLLM checks it when the engine starts.
+Does not own which arguments Slicewise refuses (`vllm_rules`). A type that is not made of plain JSON
+types and literals is left unchecked here; vLLM checks it when the engine starts.
 """
 
 import ast

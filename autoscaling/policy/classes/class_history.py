@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.policy.backoff import Backoff
-from autoscaling.policy.known_ends import KnownEnds, is_ending
+from autoscaling.policy.classes.backoff import Backoff
+from autoscaling.policy.classes.known_ends import KnownEnds, is_ending
 from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView

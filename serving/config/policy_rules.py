@@ -1,0 +1,109 @@
+"""What an application says of its scaling policy, against what it says of its models.
+
+The policy reads its own settings (`autoscaling.policy_config`) and refuses what cannot be used.
+Here is what fits neither side alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from serving.config.application import AppConfig
+from serving.config.rules import mapping_in
+from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES
+from serving.domain.capacity.slice_profile import CapacityProfile, ProfileError, read_profile
+from serving.domain.errors import Problem
+
+# The policy searches its files there.
+_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+
+
+def policy_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Yields a problem if deployments scale and the application names no policy.
+
+    Serve's own policy would take every model to its minimum. It counts requests that Serve hands to
+    engines, and Serve hands them none.
+    """
+    is_autoscaled = any(
+        deployment.is_autoscaled for model in config.models for deployment in model.deployments
+    )
+    if is_autoscaled and not application.get("autoscaling_policy"):
+        yield Problem(
+            f"{path}.autoscaling_policy",
+            "missing, and deployments have min_replicas and max_replicas",
+            "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
+        )
+
+
+def objective_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Yields models that are served by other objectives than their policy plans for.
+
+    One that has none of its own need not repeat flat ones.
+    """
+    kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
+    for index, model in enumerate(config.models):
+        given = mapping_in(mapping_in(mapping_in(kwargs, "models"), model.name), "objectives")
+        per_token_s = given.get("ttft_per_prompt_token_s", 0.0)
+        if not given or (model.objectives is None and not per_token_s):
+            continue
+        planned = given.get("ttft_s"), given.get("tpot_s"), per_token_s
+        own = model.own_objectives or DEFAULT_OBJECTIVES
+        if planned != (own.ttft_s, own.tpot_s, own.ttft_per_prompt_token_s):
+            yield Problem(
+                f"{path}.args.models[{index}].objectives",
+                f"not those that the policy plans for, {dict(given)}",
+                "allowed: the same in both places",
+                f"{None if model.objectives is None else model.objectives.model_dump()}",
+            )
+
+
+def shape_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Yields deployments whose slices are not those that their policy's profile is of.
+
+    A class has a profile of its own, or the model's. What no profile says is not compared, nor what
+    cannot be read: the policy tells of that.
+    """
+    kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
+    for index, model in enumerate(config.models):
+        planned = mapping_in(mapping_in(kwargs, "models"), model.name)
+        for number, deployment in enumerate(model.deployments):
+            name, its_slice = deployment.compute_class, deployment.slice
+            of_class = mapping_in(mapping_in(planned, "classes"), name).get("profile")
+            shape = _profiled_shape(of_class or planned.get("profile"))
+            if its_slice is None or shape is None:
+                continue
+            own = its_slice.generation.value, its_slice.topology, its_slice.num_slices
+            if own != shape:
+                yield Problem(
+                    f"{path}.args.models[{index}].deployments[{number}].slice",
+                    f"not what the policy's profile for {name} is of, {_shape_words(shape)}",
+                    f"allowed: the same in both places; policy_kwargs.models.{model.name}.classes."
+                    f"{name}.profile is for slices of another shape than the model's profile",
+                    _shape_words(own),
+                )
+
+
+def _profiled_shape(given: object) -> tuple[str, str, int] | None:
+    """Returns generation, topology and number of slices of a profile; `None` if it has none."""
+    try:
+        if isinstance(given, str):
+            profile = read_profile(_PROJECT_ROOT / given)
+        else:
+            profile = CapacityProfile.model_validate(given)
+    except (ProfileError, ValidationError):
+        return None
+    if profile.generation is None or profile.topology is None:
+        return None
+    return profile.generation, profile.topology, profile.num_slices
+
+
+def _shape_words(shape: tuple[str, str, int]) -> str:
+    generation, topology, num_slices = shape
+    return f"{generation} {topology}" + (f" x {num_slices}" if num_slices > 1 else "")
