@@ -3,13 +3,13 @@
 A share (`shares`) is what a model is to have. What it may have *now* is bounded by the chips that
 others still have: a model that is to give slices up for money only keeps them until it has others
 in their place, and until then nobody relies on them. Where another model lacks slices they may
-have to go at once (`_goes_at_once`). What no share needs is for whoever comes first, by priority:
+have to go at once (`giving`). What no share needs is for whoever comes first, by priority:
 slices for a need that is foreseen, or in place of those that end soon.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from autoscaling.policy.quotas.giving import Giving
 from autoscaling.policy.quotas.records import ChipQuota, ChipShare, Member, SlicesAsked
 from autoscaling.policy.quotas.shares import shares_of
 
@@ -87,58 +87,15 @@ class ChipBook:
         ]
 
     def _goes_at_once(self, quota: ChipQuota) -> Mapping[str, int]:
-        """Returns the slices that models give up now, because others lack them.
-
-        A model of lower priority gives what it is to give. One of the same priority gives for work
-        that is there, until its own is served no better, and the rest once it has others in their
-        place; one of a higher priority keeps its own until then.
-        """
-        name, shared = quota.compute_class, self._shared
+        """Returns the slices that models give up now, because others lack them."""
+        name = quota.compute_class
         asked = {
-            each: self._asked[each] for each in quota.models if name in shared.shares.get(each, {})
+            model: each
+            for model, each in self._asked.items()
+            if model in quota.models and name in self._shared.shares[model]
         }
-        held = {each: it.held.get(name, 0) for each, it in asked.items()}
-        lacks = {each: shared.covering[each][name] - held[each] for each in asked}
-        presses = {each: shared.pressing[each][name] - held[each] for each in asked}
-        gives = {each: held[each] - shared.shares[each][name] for each in asked}
-        weight = {each: _weights(it)[name] for each, it in asked.items()}
-        has = {
-            each: sum(count * _weights(it).get(of, 1.0) for of, count in it.held.items())
-            for each, it in asked.items()
-        }
-
-        def served(model: str, more: int) -> float:
-            return (has[model] + more * weight[model]) / max(1, asked[model].pressing)
-
-        def may_give(giver: str, taker: str) -> bool:
-            mine, its = self._members[giver].priority, self._members[taker].priority
-            is_as_good = presses[taker] > 0 and served(giver, -1) >= served(taker, 1)
-            return gives[giver] > 0 and (mine < its or (mine == its and is_as_good))
-
-        going: Counter[str] = Counter()
         num_free = quota.max_chips - self._held_chips(quota)
-        while takers := [each for each in asked if lacks[each] > 0]:
-            taker = min(
-                takers, key=lambda each: (-self._members[each].priority, served(each, 1), each)
-            )
-            givers = [each for each in asked if may_give(each, taker)]
-            if num_free >= self._members[taker].chips_of(name):
-                num_free -= self._members[taker].chips_of(name)
-                lacks[taker] -= 1
-                presses[taker] -= 1
-                has[taker] += weight[taker]
-            elif givers:
-                giver = min(
-                    givers,
-                    key=lambda each: (self._members[each].priority, -served(each, -1), each),
-                )
-                num_free += self._members[giver].chips_of(name)
-                gives[giver] -= 1
-                has[giver] -= weight[giver]
-                going[giver] += 1
-            else:
-                lacks[taker] = 0
-        return going
+        return Giving(quota, self._members, asked, self._shared, num_free).given_up()
 
     def _held_chips(self, quota: ChipQuota) -> int:
         """Returns the chips of slices that are there and stay, or are fixed."""
@@ -197,8 +154,3 @@ class ChipBook:
         if goes := self._given_up[quota].get(model, 0):
             text += f"; {goes} go at once to who lacks them"
         return text
-
-
-def _weights(asked: SlicesAsked) -> Mapping[str, float]:
-    """Returns what a slice of each class carries for a model."""
-    return {each.name: each.weight for each in asked.ideal}

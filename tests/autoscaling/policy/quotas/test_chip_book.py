@@ -82,6 +82,19 @@ def test_higher_priority_gives_only_what_it_has_others_for() -> None:
     assert shares(book_of(8, asked, {"b": 1}), "b", "a") == [(2, 0), (0, 0)]
 
 
+def test_nothing_is_given_that_is_too_small_for_who_lacks_it() -> None:
+    """Of `b` one may be taken, which is half of what `a` needs; `c` gives nothing at once."""
+    asked = {
+        "a": asks(1, prepaid()),
+        "b": asks(0, prepaid(), held={"reserved": 1}),
+        "c": asks(1, prepaid(), bought(20.0), held={"reserved": 1}),
+    }
+    members = [Member("a", 8, 1), Member("b", 4), Member("c", 4, 2)]
+    quota = ChipQuota("reserved", 8, frozenset(asked))
+    book = ChipBook([quota], members, asked, {})
+    assert [book.share_of(model).given_up for model in "abc"] == [{}, {}, {}]
+
+
 def test_slices_that_drain_count_as_free_and_as_in_use() -> None:
     leaving = replace(asks(4, prepaid(), held={"reserved": 4}), leaving={"reserved": 4})
     book = book_of(8, {"a": asks(4, prepaid()), "b": leaving})
