@@ -23,9 +23,10 @@ observation. A missing or stale load holds the last plan.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from autoscaling.policy.bridges import bridged
 from autoscaling.policy.classes.class_history import ClassHistory
@@ -59,6 +60,17 @@ class _Question:
     observation: Observation
     needed: Needed | None = None
     floor: int = 0
+
+
+class _Cover(NamedTuple):
+    """What a mix of slices is to cover: `need` of them, of which `floor` stay if a group is lost.
+
+    `demand` is the mean, which outages are held against.
+    """
+
+    need: int
+    floor: int
+    demand: float
 
 
 class SlicewisePolicy:
@@ -147,10 +159,10 @@ class SlicewisePolicy:
         if needed is None:
             return self._hold(observation)
         reliable, options = self._options(now_s, fleet, share)
-        whole, mean = needed.whole, needed.demand.mean
-        ideal = self._mix(whole, floor, mean, options)
+        cover = _Cover(needed.whole, floor, needed.demand.mean)
+        ideal = self._mix(cover, options)
         lasting, missing = bridged(now_s, fleet, self._classes, reliable, ideal)
-        safe = self._mix(whole, floor, mean, lasting)
+        safe = self._mix(cover, lasting)
         weights = {option.name: option.weight for option in options}
         ahead = self._ahead(now_s, needed, safe, reliable)
         inputs = PlanInputs(
@@ -158,9 +170,9 @@ class SlicewisePolicy:
             fleet=fleet,
             classes=self._classes,
             prices={name: each.usd_per_useful_hour for name, each in self._classes.items()},
-            need=whole,
+            need=cover.need,
             safe=safe,
-            hoped=self._hoped(now_s, whole, floor, mean, ideal, reliable),
+            hoped=self._hoped(now_s, cover, ideal, reliable, options),
             ahead=ahead,
             missing=missing,
             given_up=share.given_up,
@@ -168,7 +180,7 @@ class SlicewisePolicy:
             drain_delay_s=self._rules.drain_delay_s,
             kept=needed.need - needed.least,
             kept_because=needed.stays,
-            notes="; ".join(filter(None, (*needed.notes, share.words))),
+            notes="; ".join(filter(None, (*needed.notes, *self._shape_words(), share.words))),
         )
         plan, self._surplus_since_s = plan_targets(
             inputs,
@@ -177,6 +189,14 @@ class SlicewisePolicy:
         )
         load = needed.load
         return replace(plan, alerts=(*load.late, *load.left_out, *map(str, self.learned.slow)))
+
+    def _shape_words(self) -> Iterator[str]:
+        """What slices of other shapes count as."""
+        for name in self._profiles.by_class:
+            if name in self._classes:
+                weight = self._need.weight(name)
+                counts = f"counts as {weight:g}" if weight else "is slower than the objective"
+                yield f"a slice of {name} {counts}"
 
     def to_record(self, now_s: float) -> PolicyRecord:
         """Returns what a policy after this one is to know: the season, and its classes."""
@@ -222,7 +242,8 @@ class SlicewisePolicy:
             if then > needed.need:
                 floor = math.ceil(self._rules.floor_ratio * then)
                 whole = min(then + needed.whole - needed.need, self._rules.max_slices)
-                later.append(Horizon(name, lead_s, then, self._mix(whole, floor, mean, options)))
+                mix = self._mix(_Cover(whole, floor, mean), options)
+                later.append(Horizon(name, lead_s, then, mix))
         return asked_ahead(base, later, {each.name: each.weight for each in options})
 
     def _options(
@@ -261,11 +282,10 @@ class SlicewisePolicy:
     def _hoped(
         self,
         now_s: float,
-        need: int,
-        floor: int,
-        demand: float,
+        cover: _Cover,
         ideal: Portfolio,
         reliable: Sequence[ClassOption],
+        options: Sequence[ClassOption],
     ) -> Mapping[str, int]:
         """Returns how many slices each class is to have if it delivers.
 
@@ -274,24 +294,24 @@ class SlicewisePolicy:
         So it is asked for what it would have if it were the only one of them to deliver.
         """
         hoped = dict(ideal.slices)
-        for place, option in enumerate(reliable):
-            name, history = option.name, self._classes[option.name]
-            if hoped[name] == 0 and not history.is_healthy(now_s):
-                options = list(reliable)
-                options[place] = replace(option, at_most=history.most_slices)
-                hoped[name] = self._mix(need, floor, demand, options).slices[name]
+        for place, option in enumerate(options):
+            name = option.name
+            if hoped[name] == 0 and not self._classes[name].is_healthy(now_s):
+                alone = [*reliable[:place], option, *reliable[place + 1 :]]
+                hoped[name] = self._mix(cover, alone).slices[name]
         return hoped
 
-    def _mix(self, need: int, floor: int, demand: float, options: list[ClassOption]) -> Portfolio:
+    def _mix(self, cover: _Cover, options: list[ClassOption]) -> Portfolio:
         """The portfolio worth buying, kept because most decisions ask for the same one again."""
         # Rounded: differences that hardly change the portfolio need no other one.
-        asked = (need, floor, round(demand, 1), *(_rounded(option) for option in options))
+        need, floor, demand = cover.need, cover.floor, round(cover.demand, 1)
+        asked = (need, floor, demand, *(_rounded(option) for option in options))
         if asked not in self._known_mixes:
             if len(self._known_mixes) >= _MIXES_KEPT:
                 self._known_mixes.clear()
             dearest = max(self._classes[each.name].terms.price / each.weight for each in options)
             self._known_mixes[asked] = safest_worth_buying(
-                need, floor, round(demand, 1), options, self._rules.shortage_ratio * dearest
+                need, floor, demand, options, self._rules.shortage_ratio * dearest
             )
         return self._known_mixes[asked]
 

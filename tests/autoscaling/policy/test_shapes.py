@@ -53,14 +53,25 @@ def test_slice_counts_as_what_it_carries_of_these_requests() -> None:
 )
 def test_cheapest_shapes_for_the_load_are_bought(rate: float, slices: dict[str, int]) -> None:
     world = world_of()
-    world.run(rate, 900)
+    plan = world.run(rate, 900)
     assert world.targets == slices
+    assert "a slice of large counts as 2.4" in plan.arithmetic
 
 
 def test_shape_that_is_too_slow_for_the_objective_is_not_bought() -> None:
     world = world_of(SMALL_SPOT, TINY_SPOT, tiny=TINY)
-    world.run(18.0, 600)
+    plan = world.run(18.0, 600)
     assert world.targets == {"small": 2, "tiny": 0}
+    assert "a slice of tiny is slower than the objective" in plan.arithmetic
+
+
+def test_shape_that_is_too_slow_is_not_asked_for_once_its_class_backs_off_either() -> None:
+    world = world_of(SMALL_SPOT, TINY_SPOT, tiny=TINY)
+    world.dry = {"small"}
+    # An order of it is late as well: it was made before its profile was known.
+    world.slices = [replace(world._wish("tiny"), requested_at_s=-3600.0)]
+    world.run(18.0, 900)
+    assert {plan.targets["tiny"] for plan in world.plans} == {0}
 
 
 def test_one_shape_takes_the_place_of_the_other_only_once_it_is_ready() -> None:
