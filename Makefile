@@ -110,6 +110,7 @@ reads:
 	$(BIN)/lint-imports
 	$(BIN)/python -m serving.config.reference --check docs/reference/configuration.md
 	$(BIN)/python -m deployments.manifests.reference --check docs/operate/deploy-gke.md
+	$(BIN)/python -m scripts.policy_reference --check docs/reference/policy.md
 
 format: setup-dev
 	$(BIN)/ruff format .

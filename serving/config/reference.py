@@ -104,9 +104,9 @@ def _section_lines(path: str, node: Schema, root: Schema) -> Iterator[str]:
     sections: list[tuple[str, Schema]] = []
     for name, field in node["properties"].items():
         yield _row(name, field, name in node.get("required", []), root)
-        below, is_list = _section_below(field, root)
+        below, suffix = _section_below(field, root)
         if below is not None:
-            sections.append((f"{path}.{name}".lstrip(".") + ("[]" if is_list else ""), below))
+            sections.append((f"{path}.{name}".lstrip(".") + suffix, below))
     yield ""
     for section_path, section in sections:
         yield from _section_lines(section_path, section, root)
@@ -115,22 +115,29 @@ def _section_lines(path: str, node: Schema, root: Schema) -> Iterator[str]:
 def _row(name: str, field: Schema, is_required: bool, root: Schema) -> str:  # noqa: FBT001 a fact
     default = "required"
     if not is_required:
-        section, is_list = _section_below(field, root)
-        is_nested = section is not None and not is_list and field.get("default") is not None
-        default = "its own" if is_nested else f"`{json.dumps(field['default'])}`"
+        section, suffix = _section_below(field, root)
+        is_nested = section is not None and not suffix and field.get("default") is not None
+        # What is made anew for each has none in the schema: an empty list.
+        default = "its own" if is_nested else f"`{json.dumps(field.get('default', []))}`"
     cells = [f"`{name}`", type_text(field, root), default, limit_text(field, root)]
     return "| " + " | ".join(map(_cell, [*cells, field["description"]])) + " |"
 
 
-def _section_below(field: Schema, root: Schema) -> tuple[Schema | None, bool]:
-    """Returns the section that a field holds, if any, and whether it is a list of them."""
+def _section_below(field: Schema, root: Schema) -> tuple[Schema | None, str]:
+    """Returns the section that a field holds, if any, and what its path has besides.
+
+    That is `[]` where it holds a list of them, and `.NAME` where they have names.
+    """
     for option in field.get("anyOf", [field]):
         node = resolve(option, root)
-        is_list = node.get("type") == "array"
-        section = resolve(node["items"], root) if is_list else node
+        section, suffix = node, ""
+        if node.get("type") == "array":
+            section, suffix = resolve(node["items"], root), "[]"
+        elif isinstance(node.get("additionalProperties"), dict):
+            section, suffix = resolve(node["additionalProperties"], root), ".NAME"
         if "properties" in section:
-            return section, is_list
-    return None, False
+            return section, suffix
+    return None, ""
 
 
 def _cell(text: str) -> str:

@@ -38,13 +38,8 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class CapacityProfile(BaseModel):
     """The measurements of one slice shape with one model on one engine. Times are in seconds.
 
-    An engine over a multislice is measured whole: `num_slices` of the shape are then what a policy
-    counts, buys and prices as one slice. So are `num_engines` that share a slice: by this law they
-    are one engine with a part of the time for each sequence and prompt token.
-
-    `ttft_floor_s` is the time to first token of a request alone, beyond the computing of its
-    prompt. `load_s` is the time of an engine from a reserved slice until it is ready. `source`
-    names what was measured, the place and the date; `engine` is `paced` for a fake.
+    An engine over a multislice is measured whole. So are engines that share a slice: by this law
+    they are one engine with a part of the time for each sequence and prompt token.
     """
 
     model_config = ConfigDict(
@@ -52,21 +47,35 @@ class CapacityProfile(BaseModel):
     )
 
     model: Annotated[str, Field(min_length=1)]
+    """The model, as it is served."""
     engine: Annotated[str, Field(min_length=1)]
+    """What ran it; `paced` for a fake."""
     generation: str | None = None
+    """Generation of its chips; needed for list prices and for quotas."""
     topology: str | None = None
+    """Its slice, such as `2x4`; likewise."""
     num_slices: Annotated[int, Field(ge=1, le=16)] = 1
+    """Slices of each engine: all of them are then counted, bought and priced as one."""
     num_engines: Annotated[int, Field(ge=1, le=256)] = 1
+    """Engines on a slice."""
     base_s: _Positive
+    """What each step takes, in seconds."""
     per_sequence_s: _NotNegative
+    """What it takes more for each running sequence."""
     per_prompt_token_s: _NotNegative
+    """What it takes more for each token of prompts in it."""
     max_num_seqs: Annotated[int, Field(ge=1)]
+    """Sequences that run at once, at most."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Tokens in a step, at most."""
     ttft_floor_s: _NotNegative = 0.0
+    """Time to the first token of a request alone, beyond the computing of its prompt."""
     load_s: _NotNegative = 0.0
+    """Time from a reserved slice until its engine is ready."""
     measured_on: str
     """Date, as YYYY-MM-DD."""
     source: Annotated[str, Field(min_length=1)]
+    """What was measured, where, and when."""
 
     def of_slice(self, num_engines: int) -> "CapacityProfile":
         """Returns the profile of a slice that `num_engines` share, each as this one."""

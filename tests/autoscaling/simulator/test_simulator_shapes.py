@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from simulated_days import OBJECTIVES, class_setup, profile
 
 from autoscaling.policy.policy import SlicewisePolicy
@@ -11,6 +12,9 @@ from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.arrivals import constant_lengths, draw_poisson, stages
 from autoscaling.simulator.world.slices import ClassSetup
 from serving.domain.slice_lifecycle import SliceState
+
+# Whole hours, request by request.
+pytestmark = pytest.mark.slow
 
 SMALL_LAW = profile()
 # Twice the chips carry 2.7 times as much within the objective.

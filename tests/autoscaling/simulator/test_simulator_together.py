@@ -15,6 +15,9 @@ from autoscaling.simulator.run import SimulationSetup, simulate, simulate_togeth
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.slices import SliceRun
 
+# Whole hours, request by request.
+pytestmark = pytest.mark.slow
+
 END_S = 3600.0
 POOL = class_setup("reserved", is_prepaid=True, max_slices=8, usd_per_slice_hour=2.0)
 QUOTA = ChipQuota("reserved", 32, frozenset({"chat", "code"}))
