@@ -11,7 +11,10 @@ what it could carry at that pace within the objective is its factor, where that 
 known. So a profile that is too pessimistic is corrected without ever filling a slice. Steps that
 are little shorter than the law has them say that it is right, since rates scatter. Where slices
 were full although their steps were short, room ran out and not time (KV caches do before sequences
-do): pace then says nothing.
+do): pace then says nothing. An engine that is idle now and then looks slow by its steps and never
+quick, so pace raises a factor. That keeps the highest of what was seen, which with many slices is
+hardly above the mean. A few slices lower it again, to the law's at least, as long as they run about
+as many sequences as the law allows and so are never idle.
 
 What counts for a class is the median of its slices, so that one slow slice of ten is reported and
 not learned. It counts the more the more was seen, and within bounds. It is kept until something
@@ -21,7 +24,7 @@ within the objective proves that at once. Time comes in.
 
 import hashlib
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoscaling.policy.memory import CapacityRecord, LearnedRecord
@@ -42,6 +45,8 @@ _MEMORY_S = 120.0
 _FULL_RATIO = 0.9
 # With fewer of the sequences that the law allows, steps are long for another reason than load.
 _LEAST_SEQUENCES = 0.5
+# The median of more slices than these hardly scatters.
+_FEW = 4
 # A slice is slow that carries less than this of what others of its class do, if there are others.
 _SLOW, _OTHERS_NEEDED = 0.7, 3
 # An engine with fewer sequences is idle now and then, and with less of its step for them and their
@@ -118,47 +123,11 @@ class LearnedCapacity:
         classes = dict(self.classes)
         slow: list[SlowSlice] = []
         for name in {each.compute_class for each in load.engines}:
-            profile = profiles.of(name)
-            engines = [each for each in load.engines if each.compute_class == name]
-            before = classes.get(name)
-            saturated = {
-                each.engine_id: factor
-                for each in engines
-                if _is_saturated(each, load, profile, rules)
-                and (factor := carried_factor(each, profile, rules)) is not None
-            }
-            is_short = before is not None and before.is_room_short
-            paced = {
-                each.engine_id: factor
-                for each in engines
-                if not is_short
-                and each.engine_id not in saturated
-                and (factor := paced_factor(each, profile, rules)) is not None
-            }
-            median, late = _of_most(name, saturated | paced)
-            slow += late
-            if saturated and len(saturated) >= len(paced):
-                factor = statistics.median(saturated.values())
-                learned = _learned(before, factor, len(saturated), elapsed_s)
-                is_short = _is_room_short(engines, saturated, rules)
-                classes[name] = replace(learned, is_room_short=is_short)
-                continue
-            carried = [
-                factor
-                for each in engines
-                if (factor := carried_factor(each, profile, rules)) is not None
-            ]
-            median = max(median, statistics.median(carried or [0.0]))
-            believed = 1.0 if before is None else before.believed
-            if paced and believed >= 1 and max(believed, median) <= 1 + _DEAD_BAND:
-                # The law is right as far as steps can say. What once looked quicker is forgotten.
-                if before is not None:
-                    classes[name] = _learned(before, 1.0, len(carried), elapsed_s)
-                continue
-            # An engine that is idle now and then looks slow by its steps. It never looks quick.
-            if median > believed and (before is not None or paced):
-                learned = _learned(before, median, len(carried), elapsed_s)
-                classes[name] = replace(learned, is_room_short=is_short)
+            shown = _shown_by(name, load, profiles.of(name), rules, classes.get(name))
+            slow += shown.slow
+            learned = _learned_from(shown, classes.get(name), elapsed_s)
+            if learned is not None:
+                classes[name] = learned
         return replace(self, classes=classes, slow=tuple(slow))
 
     def to_record(self) -> LearnedRecord:
@@ -242,6 +211,93 @@ def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> fl
     return min(_bounded(factor), _MOST_BY_PACE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the engines of a class show in one look.
+
+    `saturated` are the factors of those that can do no more, `paced` of those whose steps say
+    something, both by engine. `most` is the median of these, or of what the `num_engines` with
+    work do carry, where that is more; 0 of none. `are_busy` says that most of the paced are never
+    idle, `is_room_short` that the saturated had steps shorter than planned.
+    """
+
+    saturated: Mapping[str, float]
+    paced: Mapping[str, float]
+    most: float
+    num_engines: int
+    are_busy: bool
+    is_room_short: bool
+    slow: Sequence[SlowSlice]
+
+
+def _shown_by(
+    name: str,
+    load: ModelLoad,
+    profile: CapacityProfile,
+    rules: Rules,
+    before: ClassCapacity | None,
+) -> _Shown:
+    """Returns what the engines of class `name` show, of which `before` is known."""
+    engines = [each for each in load.engines if each.compute_class == name]
+    carried = {
+        each.engine_id: factor
+        for each in engines
+        if (factor := carried_factor(each, profile, rules)) is not None
+    }
+    saturated = {
+        each.engine_id: carried[each.engine_id]
+        for each in engines
+        if each.engine_id in carried and _is_saturated(each, load, profile, rules)
+    }
+    is_short = before is not None and before.is_room_short
+    paced = {
+        each.engine_id: factor
+        for each in engines
+        if not is_short
+        and each.engine_id not in saturated
+        and (factor := paced_factor(each, profile, rules)) is not None
+    }
+    median, slow = _of_most(name, saturated | paced)
+    return _Shown(
+        saturated,
+        paced,
+        most=max(median, statistics.median(carried.values() or [0.0])),
+        num_engines=len(carried),
+        are_busy=_are_busy(engines, paced, profile, rules),
+        is_room_short=_is_room_short(engines, saturated, rules) if saturated else is_short,
+        slow=slow,
+    )
+
+
+def _learned_from(
+    shown: _Shown, before: ClassCapacity | None, elapsed_s: float
+) -> ClassCapacity | None:
+    """Returns what is known of a class after a look; `None`: nothing new."""
+    saturated, paced = shown.saturated, shown.paced
+    if saturated and len(saturated) >= len(paced):
+        factor = statistics.median(saturated.values())
+        learned = _learned(before, factor, len(saturated), elapsed_s)
+        return replace(learned, is_room_short=shown.is_room_short)
+    believed = 1.0 if before is None else before.believed
+    is_as_law = shown.most <= 1 + _DEAD_BAND
+    if before is not None and believed > 1 and 0 < len(paced) <= _FEW and shown.are_busy:
+        # Never idle, so right on average; and the highest of a few slices is chance.
+        told = 1.0 if is_as_law else shown.most
+        return _kept_room(before, _learned(before, told, shown.num_engines, elapsed_s))
+    if paced and believed >= 1 and believed <= 1 + _DEAD_BAND and is_as_law:
+        # The law is right as far as steps can say. What once looked quicker is forgotten.
+        return None if before is None else _learned(before, 1.0, shown.num_engines, elapsed_s)
+    # An engine that is idle now and then looks slow by its steps. It never looks quick.
+    if shown.most > believed and (before is not None or paced):
+        return _kept_room(before, _learned(before, shown.most, shown.num_engines, elapsed_s))
+    return None
+
+
+def _kept_room(before: ClassCapacity | None, learned: ClassCapacity) -> ClassCapacity:
+    """Returns what was learned of steps, which say nothing of whether room is short."""
+    return replace(learned, is_room_short=before is not None and before.is_room_short)
+
+
 def _is_room_short(
     engines: Iterable[EngineRate], saturated: Mapping[str, float], rules: Rules
 ) -> bool:
@@ -265,6 +321,12 @@ def _is_saturated(
     planned_s = rules.objectives.tpot_s * rules.tpot_margin
     if rate.step_s < planned_s:
         return False
+    return _is_busy(rate, profile, rules)
+
+
+def _is_busy(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> bool:
+    """Whether an engine runs about as many sequences as the law allows within the objective."""
+    planned_s = rules.objectives.tpot_s * rules.tpot_margin
     # A step gives each sequence a token.
     running = rate.output_tokens_per_s * rate.step_s
     times = profile.max_requests_per_s(
@@ -272,6 +334,14 @@ def _is_saturated(
     )
     allowed = min(profile.max_num_seqs, times * rate.output_tokens_per_s * planned_s)
     return running >= _LEAST_SEQUENCES * allowed
+
+
+def _are_busy(
+    engines: Iterable[EngineRate], paced: Container[str], profile: CapacityProfile, rules: Rules
+) -> bool:
+    """Whether engines that show their pace are busy, most of them."""
+    are_busy = [_is_busy(each, profile, rules) for each in engines if each.engine_id in paced]
+    return 2 * sum(are_busy) > len(are_busy)
 
 
 def _learned(

@@ -17,7 +17,7 @@ from serving.domain.slice_lifecycle import SliceState
 pytestmark = pytest.mark.slow
 
 SMALL_LAW = profile()
-# Twice the chips carry 2.7 times as much within the objective.
+# Twice the chips carry 2.4 times as much within the objective.
 LARGE_LAW = profile(
     base_s=0.006, per_sequence_s=0.0002, per_prompt_token_s=0.00002, max_num_seqs=80
 )
