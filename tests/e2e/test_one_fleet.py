@@ -179,8 +179,11 @@ async def test_model_gets_the_shape_that_its_load_is_cheapest_on(application: On
         assert (await client.post("/v1/completions", json=body)).status_code == 200
     await application.until_ready(SOON_S, either={"spot": 1, "spot-2x4": 0})
     async with loaded(application, EITHER) as statuses:
-        fleet = await application.until_ready(LATER_S, either={"spot-2x4": 1})
-        (large,) = [row for row in fleet["slices"] if row["compute_class"] == "spot-2x4"]
-        assert (large["topology"], large["num_chips"]) == ("2x4", 8)
+        fleet = await asyncio.to_thread(
+            application.wait_fleet, lambda fleet: num_ready(fleet, EITHER, "spot-2x4") > 0, LATER_S
+        )
+        large = [row for row in fleet["slices"] if row["compute_class"] == "spot-2x4"]
+        assert {(row["topology"], row["num_chips"]) for row in large} == {("2x4", 8)}
+        assert "a slice of spot-2x4 counts as 2.27" in plan_of(fleet, EITHER)["arithmetic"]
     assert set(statuses) == {200}
     assert replay_log(application.decision_log).differences == ()
