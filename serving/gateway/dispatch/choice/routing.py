@@ -155,7 +155,7 @@ MOST_IN_STEP = 8192
 FOR_OTHERS = 2
 # Of more engines than so many two are compared, other ones for each request: of 64 engines behind
 # sixteen gateways the slowest tenth's first token came in half the time.
-_ALL_COMPARED = 8
+_ALL_COMPARED, _DRAWN = 8, 2
 # Engines that differ by less count as equal: so many tokens of prompts at the usual one.
 SAME_TOKENS = 64
 SAME = SAME_TOKENS * UNITS_PER_TOKEN
@@ -241,8 +241,9 @@ def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: W
         return with_room
     some = np.zeros(len(columns), np.bool_)
     first = wish.number % len(found)
-    other = wish.number // len(found) % (len(found) - 1)
-    some[found[first]] = some[found[(first + 1 + other) % len(found)]] = True
+    step = 1 + wish.number // len(found) % (len(found) - 1)
+    for place in range(_DRAWN):
+        some[found[(first + place * step) % len(found)]] = True
     for engine_id in wish.cached or ():
         some[rows[engine_id]] = True
     return some & with_room
