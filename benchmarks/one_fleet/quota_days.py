@@ -51,7 +51,7 @@ class QuotaWay(msgspec.Struct, frozen=True):
 
 
 CASES = (
-    QuotaCase("reserved alone, same hours", 20, has_more=False, later_h=0.0),
+    QuotaCase("reserved alone, same hours", 24, has_more=False, later_h=0.0),
     QuotaCase("on-demand besides, eight hours apart", 16, has_more=True, later_h=8.0),
 )
 WAYS = (

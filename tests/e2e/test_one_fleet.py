@@ -28,11 +28,18 @@ SOON_S, LATER_S = 60.0, 240.0
 PER_S, NUM_CHIPS = 10.0, 8
 CLUSTER = {
     "slices": [
-        {"name": name, "compute_class": of, "generation": "v6e", "topology": shape, "count": count}
-        for name, of, shape, count in (
-            ("kept", "reserved", "2x2", 2),
-            ("small", "spot", "2x2", 3),
-            ("large", "spot-2x4", "2x4", 2),
+        {
+            "name": name,
+            "compute_class": of,
+            "market": market,
+            "generation": "v6e",
+            "topology": shape,
+            "count": count,
+        }
+        for name, of, market, shape, count in (
+            ("kept", "reserved", "reserved", "2x2", 2),
+            ("small", "spot", "spot", "2x2", 3),
+            ("large", "spot-2x4", "spot", "2x4", 2),
         )
     ]
 }

@@ -46,7 +46,7 @@ class Needed:
     """The slices that `load` needs, and why; they are of the model's own shape.
 
     `demand` is what it takes now, or by when the soonest class delivers; `num_ready` slices are
-    there. `pressing` slices are for the work that is there now, nothing foreseen and nothing held.
+    there. `pressing` slices are for the work that comes now, without what waits or is foreseen.
     `least` slices are the demand, held for a while; `need` are those that are planned for,
     more of them because of `stays` (`None`: no reason); `whole` are those with the ones for
     batches. `notes` say what else they come of.
@@ -111,7 +111,7 @@ class ModelNeed:
         batch = self._batch_capacity(now_s, load, need, demand.mean, lead_s)
         whole = min(need + batch.slices, self._rules.max_slices)
         notes = tuple(filter(None, (self._carries, batch.words, *load.left_out)))
-        pressing = min(need, self._pressing(now_s, load, num_ready, lead_s))
+        pressing = min(need, self._pressing(now_s, load))
         return Needed(load, demand, num_ready, pressing, least, need, whole, stays, notes)
 
     def weight(self, compute_class: str) -> float:
@@ -170,20 +170,7 @@ class ModelNeed:
     def _demand(self, now_s: float, load: ModelLoad, num_ready: float, lead_s: float) -> Demand:
         """The greater of what is needed now and what will be in `lead_s`."""
         then = self.forecaster.at(now_s, lead_s, self._rules.forecast_share).safe
-        work = max(self.forecaster.level, then)
-        return self._demand_of_work(now_s, load, num_ready, lead_s, work)
-
-    def _pressing(self, now_s: float, load: ModelLoad, num_ready: float, lead_s: float) -> int:
-        """The slices that the work which is there takes, and what waits."""
-        level = self.forecaster.level
-        demand = self._demand_of_work(now_s, load, num_ready, lead_s, level)
-        return self._bounded(now_s, load, demand)
-
-    def _demand_of_work(
-        self, now_s: float, load: ModelLoad, num_ready: float, lead_s: float, work: float
-    ) -> Demand:
-        """The demand of so much `work` in slices, and of what waits."""
-        rate = self._requests_per_s(work)
+        rate = self._requests_per_s(max(self.forecaster.level, then))
         traffic = DemandInputs(rate, *self.forecaster.tokens)
         steady = demand_of(traffic, self._profile, self._rules, self._factor)
         # What is on engines beyond what they can run waits there.
@@ -192,6 +179,17 @@ class ModelNeed:
         backlog = backlog_demand(num_waiting, traffic, self._profile, self._rules, self._factor)
         most = self._most_backlog(now_s, load, steady.mean, lead_s, has_backlog=backlog > 0)
         return Demand(steady.mean, steady.spread, min(backlog, most), self._added)
+
+    def _pressing(self, now_s: float, load: ModelLoad) -> int:
+        """The slices that take the work that comes now.
+
+        What waits is no part of it. Of two models that lack slices each would have them in turn, as
+        its line grows without them, and they would load more than serve.
+        """
+        rate = self._requests_per_s(self.forecaster.level)
+        traffic = DemandInputs(rate, *self.forecaster.tokens)
+        steady = demand_of(traffic, self._profile, self._rules, self._factor)
+        return self._bounded(now_s, load, steady)
 
     def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: float) -> None:
         """Notes what shows that slices have too much to do now, and what is added for it."""

@@ -43,11 +43,11 @@ class Member:
 class SlicesAsked:
     """What a model asks for at a decision, as if nobody shared anything with it.
 
-    `pressing` slices are for the interactive and standard work that is there now, `need` for what
-    is foreseen as well, of which `floor` are left when a group is lost; `whole` are those and the
-    ones for batches that are due. All four are in slices of the model's own shape. `reliable` is
-    what can be relied on of each class, `ideal` is what there is if every class delivers. `held`
-    are slices by class that have chips and stay, `leaving` are those that drain.
+    `pressing` slices are for the interactive and standard work that comes now, `need` for what
+    waits and is foreseen as well, of which `floor` are left when a group is lost; `whole` are those
+    and the ones for batches that are due. All four are in slices of the model's own shape.
+    `reliable` is what can be relied on of each class, `ideal` is what there is if every class
+    delivers. `held` are slices by class that have chips and stay, `leaving` are those that drain.
     """
 
     pressing: int

@@ -57,10 +57,13 @@ class SharedWorld:
             if each.compute_class == name and each.state != SliceState.PROVISIONING
         )
 
-    def step(self, rates: Mapping[str, float]) -> Mapping[str, Plan]:
+    def step(
+        self, rates: Mapping[str, float], waiting: Mapping[str, int] | None = None
+    ) -> Mapping[str, Plan]:
         """One tick of all models, each planning after those that come before it."""
+        num_waiting = {model: (waiting or {}).get(model, 0) for model in self.worlds}
         asked = {
-            model: world.policy.ask(world.tick(rates[model]))
+            model: world.policy.ask(world.tick(rates[model], num_waiting=num_waiting[model]))
             for model, world in self.worlds.items()
         }
         book = ChipBook(self.quotas, tuple(self.members.values()), asked, {})

@@ -86,6 +86,21 @@ def test_equal_savings_move_nothing() -> None:
         assert shared.ready("reserved") == settled
 
 
+def test_lines_that_grow_do_not_send_slices_to_and_fro() -> None:
+    """Both lack slices for an hour, and the line of who has fewer grows faster."""
+    shared = of_reserved()
+    shared.run({"chat": 0.0, "code": 78.0}, 600)
+    rates = {"chat": 78.0, "code": 78.0}
+    waiting = {"chat": 0, "code": 0}
+    for _ in range(360):
+        shared.step(rates, waiting)
+        for model, ready in shared.ready().items():
+            waiting[model] = max(0, waiting[model] + round((rates[model] - 10 * ready) * 10))
+    assert min(waiting.values()) > 10_000
+    assert shared.ready() == {"chat": 4, "code": 4}
+    assert shared.worlds["chat"]._made + shared.worlds["code"]._made <= 8 + 4 + 2
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(
