@@ -51,8 +51,8 @@ class QuotaWay(msgspec.Struct, frozen=True):
 
 
 CASES = (
-    QuotaCase("reserved alone, same hours", 24, has_more=False, later_h=0.0),
-    QuotaCase("on-demand besides, eight hours apart", 16, has_more=True, later_h=8.0),
+    QuotaCase("reserved alone, same hours", 36, has_more=False, later_h=0.0),
+    QuotaCase("on-demand besides, eight hours apart", 32, has_more=True, later_h=8.0),
 )
 WAYS = (
     QuotaWay("a half for each", is_halved=True, shares=False),

@@ -140,7 +140,10 @@ async def loaded(application: OneFleet, model: str) -> AsyncIterator[list[int]]:
     body = {"model": model, "prompt": "Go", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
-        base_url=application.base_url, timeout=120.0, limits=limits
+        # Who has no slice waits until the gateway's own deadline.
+        base_url=application.base_url,
+        timeout=180.0,
+        limits=limits,
     ) as client:
 
         async def ask() -> None:

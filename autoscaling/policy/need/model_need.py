@@ -39,6 +39,8 @@ _MOST_BACKLOG = 0.1
 _LEAST_LEAD_S = 60.0
 # What slices carry is told where it differs by more from the law.
 _SAME_FACTOR = 0.02
+# The name of what comes now among needs that are held: no class has it.
+_NOW = "now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class ModelNeed:
         batch = self._batch_capacity(now_s, load, need, demand.mean, lead_s)
         whole = min(need + batch.slices, self._rules.max_slices)
         notes = tuple(filter(None, (self._carries, batch.words, *load.left_out)))
-        pressing = min(need, self._pressing(now_s, load))
+        pressing = min(need, self._held_need(now_s, self._pressing(now_s, load), _NOW))
         return Needed(load, demand, num_ready, pressing, least, need, whole, stays, notes)
 
     def weight(self, compute_class: str) -> float:

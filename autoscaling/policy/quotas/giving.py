@@ -1,8 +1,8 @@
 """Decides which slices models give up at once, because other models lack them. Pure.
 
 A model of lower priority gives what it is to give. One of the same priority gives for work that is
-there, until its own is served no better, and the rest once it has others in their place; one of a
-higher priority keeps its own until then. Nothing is given that does not become a slice of another
+there, until its own is served hardly better, and the rest once it has others in their place; one of
+a higher priority keeps its own until then. Nothing is given that does not become a slice of another
 model: where slices differ in size, several may be needed for one.
 """
 
@@ -11,6 +11,10 @@ from collections.abc import Iterable, Mapping
 
 from autoscaling.policy.quotas.records import ChipQuota, Member, SlicesAsked
 from autoscaling.policy.quotas.shares import Shared
+
+# Equals of which one is served better by less than this share of its work leave it at that: work
+# rises and falls by chance, and a slice that changes hands loads for minutes.
+_UNEVEN = 0.15
 
 
 class Giving:
@@ -86,8 +90,10 @@ class Giving:
         if self._gives[giver] <= 0:
             return False
         mine, its = self._priority[giver], self._priority[taker]
-        is_as_good = self._presses[taker] > 0 and self._served(giver, -1) >= self._served(taker, 1)
-        return mine < its or (mine == its and is_as_good)
+        is_better = self._served(giver, -1) >= self._served(taker, 1)
+        is_uneven = self._served(giver, 0) - self._served(taker, 0) >= _UNEVEN
+        is_for_equals = self._presses[taker] > 0 and is_better and is_uneven
+        return mine < its or (mine == its and is_for_equals)
 
     def _served(self, model: str, more: int) -> float:
         """How well the work that is there is served, with so many slices more."""

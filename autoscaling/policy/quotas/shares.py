@@ -168,8 +168,12 @@ class _Sharing:
 
     def save(self, options: _Options) -> None:
         """Gives what is left to whoever saves most by it."""
-        most_left = max((max(0, each) for each in self._left.values()), default=0)
-        step = max(1, most_left // _NUM_STEPS)
+        rooms = [
+            self._room(model, name, options[model])
+            for model, classes in self._quotas.items()
+            for name in classes
+        ]
+        step = max(1, max(rooms, default=0) // _NUM_STEPS)
         costs = {model: self._mix(model, options[model], {}) for model in self._asked}
         while step:
             best = max(
@@ -177,7 +181,7 @@ class _Sharing:
                     (self._worth(model, name, count, options[model], costs[model]), model, name)
                     for model in self._asked
                     for name in self._quotas[model]
-                    if (count := min(step, self._room(model, name, options[model]))) > 0
+                    if (count := self._num_next(model, name, step, options[model])) > 0
                 ),
                 default=None,
             )
@@ -185,8 +189,13 @@ class _Sharing:
                 step //= 2
                 continue
             _, model, name = best
-            self._give(model, name, min(step, self._room(model, name, options[model])))
+            self._give(model, name, self._num_next(model, name, step, options[model]))
             costs[model] = self._mix(model, options[model], {})
+
+    def _num_next(self, model: str, name: str, step: int, options: Sequence[ClassOption]) -> int:
+        """Returns how many slices are given next: first those that the model has already."""
+        here = self._asked[model].held.get(name, 0) - self.shares[model][name]
+        return min(step, self._room(model, name, options), here if here > 0 else step)
 
     def _turn(self, model: str, covered: float) -> tuple[bool, int, int, float, bool, str]:
         """Orders models that lack slices."""

@@ -86,19 +86,16 @@ def test_equal_savings_move_nothing() -> None:
         assert shared.ready("reserved") == settled
 
 
-def test_lines_that_grow_do_not_send_slices_to_and_fro() -> None:
-    """Both lack slices for an hour, and the line of who has fewer grows faster."""
+def test_long_line_takes_no_slices_from_an_equal() -> None:
+    """It would grow at the other one then, and slices would go to and fro and load."""
     shared = of_reserved()
-    shared.run({"chat": 0.0, "code": 78.0}, 600)
     rates = {"chat": 78.0, "code": 78.0}
-    waiting = {"chat": 0, "code": 0}
-    for _ in range(360):
-        shared.step(rates, waiting)
-        for model, ready in shared.ready().items():
-            waiting[model] = max(0, waiting[model] + round((rates[model] - 10 * ready) * 10))
-    assert min(waiting.values()) > 10_000
-    assert shared.ready() == {"chat": 4, "code": 4}
-    assert shared.worlds["chat"]._made + shared.worlds["code"]._made <= 8 + 4 + 2
+    shared.run(rates, 900)
+    for _ in range(120):
+        plans = shared.step(rates, {"chat": 20_000})
+        assert shared.ready() == {"chat": 4, "code": 4}
+    assert plans["chat"].demand_slices is not None
+    assert plans["chat"].demand_slices > 12
 
 
 @settings(max_examples=20, deadline=None)
