@@ -587,13 +587,6 @@ ENGINE_STEPS = (
     ),
     _gauge(
         Scope.ENGINE,
-        "slicewise_engine_step_law_seconds",
-        "What a step takes, and what it takes more for each sequence and each prompt token in it, "
-        "as the engine's steps lately showed",
-        part=3,
-    ),
-    _gauge(
-        Scope.ENGINE,
         "slicewise_engine_host_longest_turn_seconds",
         "The longest time within the last half minute to minute for which the engine host's event "
         "loop stood still; 0 below 10 ms",

@@ -5,7 +5,6 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.domain.capacity.step_law import StepLaw
 from serving.gateway.metrics.engines import LinkCollector, LinkReading
 from serving.link.connection import Traffic
 from serving.link.messages import (
@@ -48,7 +47,6 @@ WHOLE = EngineStats(
         pulled=69, pull_s=0.5, pushed_bytes=4096, damaged=2, rebuilt=1, failures=3
     ),
     longest_turn_s=0.25,
-    step_law=StepLaw(0.02, 0.001, 0.0001),
 )
 READING = LinkReading(
     *("chat", "spot", "e1", "s-1"),
@@ -107,8 +105,6 @@ def test_steps_and_link_are_told_by_engine() -> None:
         return samples[f"slicewise_{name}", frozenset((LABELS | more).items())]
 
     assert value("engine_step_seconds_total") / value("engine_steps_total") == 0.125
-    assert value("engine_step_law_seconds", part="base") == 0.02
-    assert value("engine_step_law_seconds", part="prompt_token") == 0.0001
     assert value("link_bytes_total", direction="in") == 1000
     assert value("link_messages_total", direction="out") == 20
     assert value("link_silence_seconds") == 0.125

@@ -19,8 +19,6 @@ from serving.link.connection import Traffic
 from serving.link.messages import ITERATION_BOUNDS, EngineLoad, EngineStats
 from serving.telemetry.metric_names import MAX_DRAFT_POSITIONS
 
-_LAW_PARTS = ("base", "sequence", "prompt_token")
-
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
@@ -85,10 +83,6 @@ def _add_steps(families: Families, labels: Mapping[str, str], stats: EngineStats
     families.add("slicewise_engine_host_longest_turn_seconds", labels, stats.longest_turn_s)
     families.add("slicewise_engine_steps_total", labels, stats.num_steps)
     families.add("slicewise_engine_step_seconds_total", labels, stats.busy_s)
-    if stats.step_law is not None:
-        for part, seconds in zip(_LAW_PARTS, stats.step_law, strict=True):
-            of_part = {**labels, "part": part}
-            families.add("slicewise_engine_step_law_seconds", of_part, seconds)
 
 
 def _add_programs(families: Families, labels: Mapping[str, str], stats: EngineStats) -> None:
