@@ -10,7 +10,8 @@ request costs besides its tokens; `--base` names another checkout, whose gateway
 `dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
 `conversations` sends some to real gateways and engines, and writes the page of that name; `--only`
 is `paced`, beside which the simulation is held, or `vllm`, beside a07807c. `one-fleet` simulates
-two models that have chips together, and writes the page of that name.
+two models that have chips together, and one with slices of two shapes; `--only` is `quotas` or
+`shapes`. It writes the page of that name.
 
 `policies` simulates autoscaling policies beside each other, for hours, and writes the page of that
 name. It goes on where it was broken off: `--lines` is the file of its records. `--traces` is the
@@ -169,7 +170,7 @@ def main() -> None:
     if given.part == "conversations":
         run_parts(given.only, lambda line: print(line, flush=True))
     if given.part == "one-fleet":
-        one_fleet_report.run_all(lambda line: print(line, flush=True))
+        one_fleet_report.run_parts(given.only, lambda line: print(line, flush=True))
     if given.part == "choice":
         print(choice_cost.table(choice_cost.run()))
     if given.part == "dispatch":

@@ -22,7 +22,7 @@ observation. A missing or stale load holds the last plan.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -59,7 +59,7 @@ class _Question:
 
     observation: Observation
     needed: Needed | None = None
-    floor: int = 0
+    floor: float = 0
 
 
 class _Cover(NamedTuple):
@@ -69,7 +69,7 @@ class _Cover(NamedTuple):
     """
 
     need: int
-    floor: int
+    floor: float
     demand: float
 
 
@@ -134,7 +134,7 @@ class SlicewisePolicy:
             return None
         ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
         needed = self._need.look(now_s, load, ready, self._leading(now_s)[0].lead_s)
-        floor = math.ceil(self._rules.floor_ratio * needed.need)
+        floor = self._floor_of(needed.need)
         self._question = _Question(observation, needed, floor)
         reliable, ideal = self._options(now_s, fleet, NOTHING_SHARED)
         held, leaving = chips_of(fleet.slices)
@@ -220,6 +220,11 @@ class SlicewisePolicy:
             alerts=(f"the load is {age}; allowed: {self._rules.max_load_age_s:g} s",),
         )
 
+    def _floor_of(self, need: int) -> float:
+        """What is left of a need when a group is lost: whole slices, where all are of one shape."""
+        floor = self._rules.floor_ratio * need
+        return floor if self._profiles.by_class else math.ceil(floor)
+
     def _leading(self, now_s: float) -> list[ClassHistory]:
         """The classes by whose lead times to plan ahead: the healthy ones, the soonest first."""
         usable = [each for each in self._classes.values() if each.most_slices > 0]
@@ -240,7 +245,7 @@ class SlicewisePolicy:
             name, lead_s = each.terms.name, each.lead_s
             then, mean = self._need.by(now_s, needed, lead_s, name)
             if then > needed.need:
-                floor = math.ceil(self._rules.floor_ratio * then)
+                floor = self._floor_of(then)
                 whole = min(then + needed.whole - needed.need, self._rules.max_slices)
                 mix = self._mix(_Cover(whole, floor, mean), options)
                 later.append(Horizon(name, lead_s, then, mix))
@@ -272,6 +277,7 @@ class SlicewisePolicy:
                 each.outages_per_hour,
                 each.lead_s / 3600,
                 weight or 1.0,
+                held if self._profiles.by_class else 0,
             )
             ideal.append(option)
             if not each.is_healthy(now_s):
@@ -309,7 +315,12 @@ class SlicewisePolicy:
         if asked not in self._known_mixes:
             if len(self._known_mixes) >= _MIXES_KEPT:
                 self._known_mixes.clear()
-            dearest = max(self._classes[each.name].terms.price / each.weight for each in options)
+            # The most that a slice's work costs, of the shape of which it costs least.
+            by_shape: defaultdict[float, float] = defaultdict(float)
+            for each in options:
+                price = self._classes[each.name].terms.price / each.weight
+                by_shape[each.weight] = max(by_shape[each.weight], price)
+            dearest = min(by_shape.values())
             self._known_mixes[asked] = safest_worth_buying(
                 need, floor, demand, options, self._rules.shortage_ratio * dearest
             )
@@ -318,12 +329,12 @@ class SlicewisePolicy:
     def _next_slice_at_s(self, observation: Observation) -> float | None:
         return next_slice_at_s(observation.now_s, self._classes, observation)
 
-    def _arithmetic(self, now_s: float, needed: Needed, inputs: PlanInputs, floor: int) -> str:
+    def _arithmetic(self, now_s: float, needed: Needed, inputs: PlanInputs, floor: float) -> str:
         notes = [inputs.notes] if inputs.notes else []
         if inputs.kept_because is not None:
             notes.append(f"none goes while {inputs.kept_because}")
         rates = self._need.rate_words(now_s, needed, self._leading(now_s)[0].lead_s)
-        need = f"need {inputs.need}, floor {floor}"
+        need = f"need {inputs.need}, floor {floor:g}"
         return "; ".join((rates, need, *notes)) + self._failures.words
 
 

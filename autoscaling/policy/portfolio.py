@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 _ROUNDING = 1e-6
 # Of the slices of one other shape so many numbers are tried at most.
 _MOST_TRIED = 24
+# Shapes are exchanged where all of it costs more than so many times as much without that.
+_EXCHANGE_FACTOR = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class ClassOption:
     `group` names what is lost together with it, `None` for a class that is not revocable. The price
     is what a useful hour costs; 0 for what is paid anyway. `outages_per_hour` is how often all of
     it goes at once, `lead_h` how many hours it then takes to replace it. `weight` is what one slice
-    carries, in slices of the model's own shape.
+    carries, in slices of the model's own shape. `held` are those that are there.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ClassOption:
     outages_per_hour: float = 0.0
     lead_h: float = 0.0
     weight: float = 1.0
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Portfolio:
 
 def safest_worth_buying(
     total: int,
-    floor: int,
+    floor: float,
     demand: float,
     options: Sequence[ClassOption],
     shortage_usd_per_hour: float,
@@ -100,7 +103,7 @@ def _changed(
 ) -> Iterator[dict[str, int]]:
     """Yields every portfolio that is one change of at most `step` slices away.
 
-    Slices that are moved to a class of another shape become as many as carry the same, or as few.
+    How many there are of each shape is settled before: slices move between classes of one shape.
     """
     more = {o.name: min(step, o.at_most - portfolio.slices[o.name]) for o in options}
     fewer = {o.name: min(step, portfolio.slices[o.name] - o.at_least) for o in options}
@@ -114,14 +117,11 @@ def _changed(
         for other in options:
             if other.name == name or other.at_most <= portfolio.slices[other.name]:
                 continue
-            if other.weight == option.weight:
-                gone = came = min(fewer[name], more[other.name])
-            else:
-                room = other.at_most - portfolio.slices[other.name]
-                came = min(room, _as_many(fewer[name] * option.weight, other.weight))
-                gone = min(fewer[name], _as_many(came * other.weight, option.weight))
-            changed = {**portfolio.slices, name: portfolio.slices[name] - gone}
-            changed[other.name] += came
+            if other.weight != option.weight:
+                continue
+            moved = min(fewer[name], more[other.name])
+            changed = {**portfolio.slices, name: portfolio.slices[name] - moved}
+            changed[other.name] += moved
             yield changed
 
 
@@ -136,7 +136,7 @@ def num_within(carried: float, weight: float) -> int:
 
 
 def _portfolio_of(
-    slices: Mapping[str, int], total: int, floor: int, options: Sequence[ClassOption]
+    slices: Mapping[str, int], total: int, floor: float, options: Sequence[ClassOption]
 ) -> Portfolio:
     cost = sum(option.usd_per_hour * slices[option.name] for option in options)
     carried = _rounded(sum(option.weight * slices[option.name] for option in options))
@@ -163,7 +163,7 @@ def _expected_shortage(
     return expected
 
 
-def cheapest_portfolio(total: int, floor: int, options: Sequence[ClassOption]) -> Portfolio:
+def cheapest_portfolio(total: int, floor: float, options: Sequence[ClassOption]) -> Portfolio:
     """The cheapest portfolio of at least `total` slices that leaves `floor` when a group is lost.
 
     Where the options do not suffice, as many slices as there are, and as safe as they can be: the
@@ -173,20 +173,45 @@ def cheapest_portfolio(total: int, floor: int, options: Sequence[ClassOption]) -
     ranked = sorted(options, key=lambda option: option.usd_per_hour / option.weight)
     most = _most_worth_buying(total, floor, options)
     step = max(1, (most - total) // 32)
-    best: Portfolio | None = None
-    for kept in _of_other_shapes(ranked, most):
-        for bought in range(total, most + 1, step):
-            slices = _filled(bought, bought - floor, ranked, kept)
-            portfolio = _portfolio_of(slices, total, floor, ranked)
-            if best is None or _rank(portfolio) < _rank(best):
-                best = portfolio
-    assert best is not None  # there is one way at least, and the range holds `total`
+    found = [
+        _portfolio_of(_filled(bought, bought - floor, ranked, kept), total, floor, ranked)
+        for kept in _of_other_shapes(ranked, most)
+        for bought in range(total, most + 1, step)
+    ]
+    best = _least_changed(found, ranked)
     if best.missing:
         # Better unsafe than too few.
-        for kept in _of_other_shapes(ranked, total):
-            slices = _filled(total, None, ranked, kept)
-            whole = _portfolio_of(slices, total, floor, ranked)
-            best = whole if whole.missing < best.missing else best
+        whole = [
+            _portfolio_of(_filled(total, None, ranked, kept), total, floor, ranked)
+            for kept in _of_other_shapes(ranked, total)
+        ]
+        best = min([best, *whole], key=lambda each: each.missing)
+    return best
+
+
+def _least_changed(found: Sequence[Portfolio], options: Sequence[ClassOption]) -> Portfolio:
+    """Returns the best portfolio, or the best that exchanges no shape unless that costs much more.
+
+    An exchange is paid for while the new slice loads and the old one waits to go, and need turns
+    some times an hour.
+    """
+    best = min(found, key=_rank)
+    weights = {option.weight for option in options}
+    if len(weights) == 1:
+        return best
+    held = {weight: sum(o.held for o in options if o.weight == weight) for weight in weights}
+
+    def exchanges(portfolio: Portfolio) -> bool:
+        changes = [
+            sum(portfolio.slices[o.name] for o in options if o.weight == weight) - held[weight]
+            for weight in weights
+        ]
+        return min(changes) < 0 < max(changes)
+
+    kept = min((each for each in found if not exchanges(each)), key=_rank, default=best)
+    is_as_good = (kept.missing, kept.unsafe) <= (best.missing, best.unsafe)
+    if is_as_good and kept.usd_per_hour <= _EXCHANGE_FACTOR * best.usd_per_hour:
+        return kept
     return best
 
 
@@ -207,7 +232,7 @@ def _of_other_shapes(ranked: Sequence[ClassOption], most: int) -> Iterator[Mappi
         yield dict(zip(weights, counts, strict=True))
 
 
-def _most_worth_buying(total: int, floor: int, options: Sequence[ClassOption]) -> int:
+def _most_worth_buying(total: int, floor: float, options: Sequence[ClassOption]) -> int:
     """Returns what more than is never cheaper to buy.
 
     It covers the total, the floor on all groups but one, and the floor beside what is kept anyway.
@@ -215,8 +240,11 @@ def _most_worth_buying(total: int, floor: int, options: Sequence[ClassOption]) -
     revocable = [option for option in options if option.group is not None and option.at_most]
     kept = sum(option.at_least * option.weight for option in options)
     num_groups = len({option.group for option in revocable})
-    spread = 0 if num_groups < 2 else -(-floor * num_groups // (num_groups - 1))
-    return max(total, spread, math.ceil(floor + kept))
+    spread = 0 if num_groups < 2 else math.ceil(floor * num_groups / (num_groups - 1))
+    # A large slice may carry more than there is room for, in each group.
+    heaviest = max((option.weight for option in options), default=1.0)
+    beyond = math.ceil((heaviest - 1) * max(1, num_groups))
+    return max(total, spread, math.ceil(floor + kept)) + beyond
 
 
 def _rank(portfolio: Portfolio) -> tuple[float, float, float, float]:
@@ -226,7 +254,7 @@ def _rank(portfolio: Portfolio) -> tuple[float, float, float, float]:
 
 def _filled(
     bought: int,
-    most_of_group: int | None,
+    most_of_group: float | None,
     ranked: Sequence[ClassOption],
     kept: Mapping[float, int],
 ) -> dict[str, int]:

@@ -52,17 +52,28 @@ class DayRun(msgspec.Struct, frozen=True):
     models: Mapping[str, ModelDay]
 
 
-class Record(msgspec.Struct, frozen=True):
-    """All days, simulated at one commit."""
+class Part(msgspec.Struct, frozen=True):
+    """The days of one table, simulated at one commit."""
 
     date: str
     commit: str
-    quotas: Sequence[DayRun]
-    shapes: Sequence[DayRun]
+    runs: Sequence[DayRun]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The days of both tables."""
+
+    quotas: Part
+    shapes: Part
+
+
+_NONE_YET = Record(Part("", "", ()), Part("", "", ()))
 
 
 def read_record() -> Record:
     """Returns what is on record."""
+    if not RECORD.exists():
+        return _NONE_YET
     return msgspec.json.decode(RECORD.read_bytes(), type=Record)
 
 

@@ -1,8 +1,14 @@
 """The tables of `docs/results/one-fleet.md`."""
 
 import datetime
+import itertools
+import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import msgspec
 
 from benchmarks.ingress_report import present_commit
 from benchmarks.measured_part import with_measured
@@ -13,6 +19,7 @@ from benchmarks.one_fleet.records import (
     REPORT,
     DayRun,
     ModelDay,
+    Part,
     Record,
     read_record,
     write_record,
@@ -23,25 +30,38 @@ _QUOTAS = (
     "| | | chat, SLO % | chat, TTFT p99 s | code, SLO % | code, TTFT p99 s | reserved slice-hours"
     " | bought USD | slices begun |"
 )
+# What is simulated for each table: how, and of what.
+_PARTS: Mapping[str, tuple[Any, ...]] = {
+    "quotas": (
+        quota_days.run_of,
+        *zip(*itertools.product(quota_days.CASES, quota_days.WAYS, quota_days.SEEDS), strict=True),
+    ),
+    "shapes": (
+        shape_days.run_of,
+        *zip(*itertools.product(shape_days.CASES, shape_days.WAYS, shape_days.SEEDS), strict=True),
+    ),
+}
 _SHAPES = "| mean work | shapes | SLO % | TTFT p99 s | USD | 2x2-hours | 2x4-hours | slices begun |"
 
 
-def run_all(say: Callable[[str], None]) -> None:
-    """Simulates every day, puts them on record and writes the page."""
-    quotas = [
-        _said(quota_days.run_of(case, way, seed), say)
-        for case in quota_days.CASES
-        for way in quota_days.WAYS
-        for seed in quota_days.SEEDS
-    ]
-    shapes = [
-        _said(shape_days.run_of(case, way, seed), say)
-        for case in shape_days.CASES
-        for way in shape_days.WAYS
-        for seed in shape_days.SEEDS
-    ]
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    write_record(Record(today, present_commit(), quotas, shapes))
+def run_parts(only: str | None, say: Callable[[str], None]) -> None:
+    """Simulates the days of these tables, as many at once as there are cores; `None`: of all.
+
+    Raises:
+        ValueError: there is no such table.
+    """
+    names = tuple(_PARTS) if only is None else tuple(only.split(","))
+    if unknown := set(names) - set(_PARTS):
+        raise ValueError(f"only={', '.join(sorted(unknown))}; allowed: {', '.join(_PARTS)}")
+    for name in names:
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+            runs = []
+            for run in pool.map(*_PARTS[name]):
+                runs.append(run)
+                say(f"{run}")
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        part = Part(today, present_commit(), runs)
+        write_record(msgspec.structs.replace(read_record(), **{name: part}))
     write_report()
     say(f"written: {RECORD}, {REPORT}")
 
@@ -57,29 +77,27 @@ def updated(page: str, record: Record) -> str:
     return with_measured(page, lambda: "\n".join(_measured(record)))
 
 
-def _said(run: DayRun, say: Callable[[str], None]) -> DayRun:
-    say(f"{run}")
-    return run
-
-
 def _measured(record: Record) -> Iterator[str]:
-    seeds = sorted({each.seed for each in (*record.quotas, *record.shapes)})
-    yield (
-        f"Simulated on {record.date} at {record.commit} by `python -m benchmarks one-fleet`,"
-        f" seeds {', '.join(map(str, seeds))}: the mean (lowest to highest)."
-    )
-    yield from ("", "### Two models under one quota", "")
+    yield from ("### Two models under one quota", "", _conditions("quotas", record.quotas), "")
     yield from _head(_QUOTAS)
     for case in quota_days.CASES:
         for way in quota_days.WAYS:
-            runs = _of(record.quotas, case.name, way.name)
+            runs = _of(record.quotas.runs, case.name, way.name)
             yield f"| {case.name} | {way.name} | {' | '.join(_quota_cells(runs))} |"
-    yield from ("", "### 2x2 beside 2x4", "")
+    yield from ("", "### 2x2 beside 2x4", "", _conditions("shapes", record.shapes), "")
     yield from _head(_SHAPES)
     for shape_case in shape_days.CASES:
         for shape_way in shape_days.WAYS:
-            runs = _of(record.shapes, shape_case.name, shape_way.name)
+            runs = _of(record.shapes.runs, shape_case.name, shape_way.name)
             yield f"| {shape_case.name} | {shape_way.name} | {' | '.join(_shape_cells(runs))} |"
+
+
+def _conditions(name: str, part: Part) -> str:
+    seeds = sorted({each.seed for each in part.runs})
+    return (
+        f"Simulated on {part.date} at {part.commit} by `python -m benchmarks one-fleet --only"
+        f" {name}`, seeds {', '.join(map(str, seeds))}: the mean (lowest to highest)."
+    )
 
 
 def _head(titles: str) -> tuple[str, str]:

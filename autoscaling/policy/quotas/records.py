@@ -53,7 +53,7 @@ class SlicesAsked:
     pressing: int
     need: int
     whole: int
-    floor: int
+    floor: float
     reliable: Sequence[ClassOption]
     ideal: Sequence[ClassOption]
     held: Mapping[str, int]

@@ -204,3 +204,18 @@ def test_many_slices_of_three_shapes_are_chosen_from_in_good_time() -> None:
     assert found.missing == 0
     # 213 of the largest carry 1001.1, and are the cheapest per work.
     assert found.usd_per_hour <= 213 * 4.0 * 4.7**0.9 * 1.01
+
+
+def test_large_slices_of_two_zones_cover_a_need_and_its_floor() -> None:
+    """One zone has more than the need leaves it, as a slice cannot be divided."""
+    made = [
+        ClassOption(f"{name}-{zone}", price, 0, 40, zone, weight=weight)
+        for name, price, weight in (("small", 1.0, 1.0), ("large", 2.0, 2.89))
+        for zone in "ab"
+    ]
+    found = cheapest_portfolio(5, 2.5, made)
+    assert {name: count for name, count in found.slices.items() if count} == {
+        "large-a": 1,
+        "large-b": 1,
+    }
+    assert cheapest_portfolio(9, 4.5, made).usd_per_hour == 8.0

@@ -46,7 +46,6 @@ def test_slice_counts_as_what_it_carries_of_these_requests() -> None:
         (8.0, {"small": 1, "large": 0}),
         # Two small ones cost as much and carry less.
         (18.0, {"small": 0, "large": 1}),
-        (28.0, {"small": 1, "large": 1}),
         (38.0, {"small": 0, "large": 2}),
         (118.0, {"small": 0, "large": 5}),
     ],
@@ -76,15 +75,24 @@ def test_shape_that_is_too_slow_is_not_asked_for_once_its_class_backs_off_either
 
 def test_one_shape_takes_the_place_of_the_other_only_once_it_is_ready() -> None:
     world = world_of()
-    world.run(8.0, 900)
-    assert world.ready() == 1
+    world.run(18.0, 900)
+    assert world.targets == {"small": 0, "large": 1}
     fewest_carried = 99.0
     for _ in range(180):
-        world.step(18.0)
+        world.step(8.0)
         carried = world.ready("small") + 2.4 * world.ready("large")
         fewest_carried = min(fewest_carried, carried)
-    assert world.targets == {"small": 0, "large": 1}
+    assert world.targets == {"small": 1, "large": 0}
     assert fewest_carried >= 1
+
+
+def test_shapes_are_not_exchanged_for_a_little_money() -> None:
+    """By themselves 48 requests/s would have two large slices and a small one."""
+    world = world_of()
+    world.run(58.0, 900)
+    for rate in (48.0, 58.0) * 4:
+        world.run(rate, 900)
+        assert world.targets == {"small": 0, "large": 3}
 
 
 def test_surplus_of_a_large_slice_is_not_given_up_for_less_than_it_carries() -> None:

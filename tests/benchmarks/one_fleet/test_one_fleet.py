@@ -12,14 +12,14 @@ def test_page_is_what_its_record_says() -> None:
 
 def test_record_has_every_day_of_every_seed() -> None:
     record = read_record()
-    quotas = [(each.case, each.way, each.seed) for each in record.quotas]
+    quotas = [(each.case, each.way, each.seed) for each in record.quotas.runs]
     assert quotas == [
         (case.name, way.name, seed)
         for case in quota_days.CASES
         for way in quota_days.WAYS
         for seed in quota_days.SEEDS
     ]
-    shapes = [(each.case, each.way, each.seed) for each in record.shapes]
+    shapes = [(each.case, each.way, each.seed) for each in record.shapes.runs]
     assert shapes == [
         (case.name, way.name, seed)
         for case in shape_days.CASES
@@ -30,7 +30,7 @@ def test_record_has_every_day_of_every_seed() -> None:
 
 def test_all_ways_of_a_case_have_the_same_requests() -> None:
     record = read_record()
-    for runs in (record.quotas, record.shapes):
+    for runs in (record.quotas.runs, record.shapes.runs):
         counts: dict[tuple[str, int, str], set[int]] = {}
         for run in runs:
             for model, day in run.models.items():
