@@ -21,26 +21,20 @@ def test_while_nobody_has_told_a_law_all_are_usual() -> None:
     assert costs_of({"a": None, "b": None}) == {"a": USUAL_COSTS, "b": USUAL_COSTS}
 
 
-def test_law_of_all_takes_the_place_of_the_usual_one() -> None:
+def test_engines_of_one_law_are_usual_whatever_it_is() -> None:
     costs = costs_of({"a": CPU_LAW, "b": times(CPU_LAW, 1.1), "c": None})
-    # 40 tokens of prompts to a step, and 8 to a sequence; all three alike.
-    assert costs == dict.fromkeys("abc", EngineCosts(64, 64 * 40, 64 * 8))
+    assert costs == dict.fromkeys("abc", USUAL_COSTS)
 
 
 def test_engine_of_another_pace_has_costs_of_its_own() -> None:
     costs = costs_of({"a": CPU_LAW, "b": CPU_LAW, "c": times(CPU_LAW, 2.0)})
-    assert costs["a"] == costs["b"] == EngineCosts(64, 64 * 40, 64 * 8)
-    assert costs["c"] == EngineCosts(128, 128 * 40, 128 * 8)
+    assert costs["a"] == costs["b"] == USUAL_COSTS
+    assert costs["c"] == EngineCosts(128, 2 * 64 * 240, 2 * 64 * 4)
 
 
 def test_engine_that_differs_in_prompts_alone_has_costs_of_its_own() -> None:
-    other = replace_part(CPU_LAW, per_prompt_token_s=0.0002)
-    costs = costs_of({"a": CPU_LAW, "b": CPU_LAW, "c": other})
-    assert costs["c"] == EngineCosts(26, 64 * 40, 64 * 8)
-
-
-def replace_part(law: StepLaw, **changes: float) -> StepLaw:
-    return law._replace(**changes)
+    costs = costs_of({"a": CPU_LAW, "b": CPU_LAW, "c": CPU_LAW._replace(per_prompt_token_s=0.0002)})
+    assert costs["c"] == EngineCosts(26, 64 * 240, 64 * 4)
 
 
 class Fleet:

@@ -1,8 +1,13 @@
 """What work takes on each engine beside the others, by the laws of their steps. Pure.
 
 The unit is a 64th of the time in which the usual engine computes a token of a prompt, so that all
-costs are whole numbers. Laws are measured, and those of equal engines differ a little: what lies
-within a quarter of the usual one counts as usual, so that equal engines stay equal.
+costs are whole numbers. What a step and a sequence take of the usual one stays as it is for a chip
+(`USUAL_LAW`), whatever its own steps say: a sequence also takes of the cache what others would find
+there, and with the parts of its steps alone engines gave more of it up than they gained. Laws say
+how much slower or quicker than the usual one an engine is.
+
+Laws are measured, and those of equal engines differ a little: what lies within a quarter of the
+usual one counts as usual, so that equal engines stay equal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,18 +31,19 @@ class EngineCosts:
     step: int
     sequence: int
 
-    @classmethod
-    def of(cls, law: StepLaw, token_s: float) -> "EngineCosts":
-        """Returns the costs by `law`, where the usual engine computes a token in `token_s`."""
-        unit_s = token_s / UNITS_PER_TOKEN
-        token, step, sequence = (
-            round(part_s / unit_s)
-            for part_s in (law.per_prompt_token_s, law.base_s, law.per_sequence_s)
-        )
-        return cls(max(1, token), step, sequence)
+    def times(self, prompts: float, steps: float) -> "EngineCosts":
+        """Returns the costs of an engine that takes so many times as long for each of both."""
+        token, step, sequence = self.token * prompts, self.step * steps, self.sequence * steps
+        return EngineCosts(max(1, round(token)), round(step), round(sequence))
 
 
-USUAL_COSTS = EngineCosts.of(USUAL_LAW, USUAL_LAW.per_prompt_token_s)
+def _in_units(part_s: float) -> int:
+    return round(UNITS_PER_TOKEN * part_s / USUAL_LAW.per_prompt_token_s)
+
+
+USUAL_COSTS = EngineCosts(
+    UNITS_PER_TOKEN, _in_units(USUAL_LAW.base_s), _in_units(USUAL_LAW.per_sequence_s)
+)
 
 
 def costs_of(laws: Mapping[str, StepLaw | None]) -> dict[str, EngineCosts]:
@@ -46,23 +52,16 @@ def costs_of(laws: Mapping[str, StepLaw | None]) -> dict[str, EngineCosts]:
     if not known:
         return dict.fromkeys(laws, USUAL_COSTS)
     usual = StepLaw(*(_middle(each) for each in zip(*known, strict=True)))
-    token_s = usual.per_prompt_token_s
-    as_usual = EngineCosts.of(usual, token_s)
-    return {
-        engine_id: as_usual
-        if law is None or _is_nearly(law, usual)
-        else EngineCosts.of(law, token_s)
-        for engine_id, law in laws.items()
-    }
+    return {engine_id: _beside(law or usual, usual) for engine_id, law in laws.items()}
+
+
+def _beside(law: StepLaw, usual: StepLaw) -> EngineCosts:
+    prompts = law.per_prompt_token_s / usual.per_prompt_token_s
+    steps = law.step_s(_SEQUENCES, 0) / usual.step_s(_SEQUENCES, 0)
+    if all(1 / _NEARLY <= each <= _NEARLY for each in (prompts, steps)):
+        return USUAL_COSTS
+    return USUAL_COSTS.times(prompts, steps)
 
 
 def _middle(values: Iterable[float]) -> float:
     return median_low(list(values))
-
-
-def _is_nearly(law: StepLaw, usual: StepLaw) -> bool:
-    ratios = (
-        law.step_s(_SEQUENCES, 0) / usual.step_s(_SEQUENCES, 0),
-        law.per_prompt_token_s / usual.per_prompt_token_s,
-    )
-    return all(1 / _NEARLY <= each <= _NEARLY for each in ratios)
