@@ -7,7 +7,6 @@ Owns the sums and the choice of steps with a known length. Does not own the sour
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from serving.engine.step_law import StepLawFit
 from serving.link.messages import ITERATION_BOUNDS, EngineStats
 
 # After so many prompt tokens, what was computed of those before counts half.
@@ -40,7 +39,6 @@ class StatsCollector:
     _busy_s: float = 0.0
     _iteration_tokens: int = 0
     _iteration_counts: list[int] = field(default_factory=lambda: [0] * (len(ITERATION_BOUNDS) + 1))
-    _law: StepLawFit = field(default_factory=StepLawFit)
     # Prompt tokens, and those of them that were computed, the latest with the most weight.
     _recent: tuple[float, float] = (0.0, 0.0)
     # When the step before ended with more to do; None: the engine has been idle since.
@@ -68,10 +66,8 @@ class StatsCollector:
         self._iteration_tokens += tokens
         self._iteration_counts[bisect_left(ITERATION_BOUNDS, tokens)] += 1
         if self._since_s is not None:
-            step_s = max(0.0, at_s - self._since_s)
             self._num_steps += 1
-            self._busy_s += step_s
-            self._law.took(step_s, step.generation_tokens, step.computed_tokens)
+            self._busy_s += max(0.0, at_s - self._since_s)
         self._since_s = at_s if goes_on else None
 
     def looked_up(self, queried: int, found: int) -> None:
@@ -117,5 +113,4 @@ class StatsCollector:
             external_prefix_cache=self.external_prefix_cache,
             drafts=self.drafts,
             accepted_by_position=list(self.accepted_by_position),
-            step_law=self._law.law,
         )

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import msgspec
 
-from serving.domain.capacity.step_law import StepLaw
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.tokens.block_hashes import BlockContext
 
@@ -192,8 +191,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     `batch_sequences` are the part of batches in them, by tenant and batch. The tokens of a batch
     that has had nothing here for some minutes are forgotten. `is_yours` goes to one
     gateway at a time, which then shows the engine's metrics: so they add up over gateways.
-    `longest_turn_s` is that of the engine host's event loop (`LoopTurns`). `step_law` is how long
-    its steps take, as they lately did; `None` while too few were seen, or of an earlier build.
+    `longest_turn_s` is that of the engine host's event loop (`LoopTurns`).
     `programs` is `None` for an engine that compiles none, `programs_moved` for one that keeps none.
     """
 
@@ -219,7 +217,6 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     longest_turn_s: float = 0.0
     batch_tokens: dict[str, dict[str, int]] = {}
     batch_sequences: dict[str, dict[str, int]] = {}
-    step_law: StepLaw | None = None
 
 
 # The bounds of vLLM's own histogram of tokens per engine step, the same in 0.32.0.

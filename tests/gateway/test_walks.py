@@ -29,8 +29,6 @@ WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # turn it is, and whether its answer may begin.
 BESIDE = {
     "serving/engine/stats.py",
-    "serving/engine/step_law.py",
-    "serving/domain/capacity/step_law.py",
     "serving/domain/capacity/objectives.py",
     "serving/domain/models/request_fields/service_class.py",
     "serving/domain/tokens/cached_blocks.py",
@@ -44,7 +42,6 @@ BESIDE = {
     "serving/gateway/dispatch/first_tokens.py",
     "serving/gateway/dispatch/full_time.py",
     "serving/gateway/dispatch/demand.py",
-    "serving/gateway/dispatch/choice/engine_costs.py",
     "serving/gateway/dispatch/choice/engine_table.py",
     "serving/gateway/dispatch/choice/few_engines.py",
     "serving/gateway/dispatch/forecast.py",

@@ -14,7 +14,6 @@ from serving.gateway.dispatch.known_room import Need
 # All engines are compared of so many at most.
 ALL_COMPARED = 8
 SAME_TOKENS, STEP_TOKENS, SEQUENCE_TOKENS, MOST_IN_STEP, FOR_OTHERS = 64, 240, 4, 8192, 2
-UNITS = 64  # of one token of a prompt at the usual engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,6 @@ class Engine:
     has_full_line: bool = False
     is_late: bool = False
     num_cached: int | None = None
-    token_cost: int = UNITS
-    step_cost: int = UNITS * STEP_TOKENS
-    sequence_cost: int = UNITS * SEQUENCE_TOKENS
 
     def uncached(self, need: Need) -> int:
         cached = None if self.num_cached is None else min(self.num_cached, need.num_tokens)
@@ -48,22 +44,20 @@ class Engine:
         takes = self.uncached(need) + need.num_expected
         return self.has_place and (self.is_empty or self.kv_tokens >= takes)
 
-    def first_token_units(self, computed: int) -> int:
+    def first_token_cost(self, computed: int) -> int:
         line = self.backlog_tokens + computed
         num_steps = -(-line // MOST_IN_STEP)
-        step = self.step_cost + self.sequence_cost * self.num_in_flight
-        return line * self.token_cost + num_steps * step
+        return line + num_steps * (STEP_TOKENS + SEQUENCE_TOKENS * self.num_in_flight)
 
     def cost(self, need: Need, spread_tokens: int) -> int:
         computed = self.uncached(need)
         if spread_tokens:
             computed = min(computed, max(1, need.num_tokens - spread_tokens))
-        later = need.num_expected * self.sequence_cost * self.num_in_flight
-        for_others = FOR_OTHERS * computed * self.token_cost
-        return self.first_token_units(computed) + for_others + later
+        later = need.num_expected * SEQUENCE_TOKENS * self.num_in_flight
+        return self.first_token_cost(computed) + FOR_OTHERS * computed + later
 
     def rank(self, need: Need, spread_tokens: int) -> tuple[int, int, int, str]:
-        cost = self.cost(need, spread_tokens) // (SAME_TOKENS * UNITS)
+        cost = self.cost(need, spread_tokens) // SAME_TOKENS
         return cost, self.num_in_flight, self.num_dispatched, self.engine_id
 
 
@@ -108,12 +102,11 @@ def plainly(
     soon = [engine for engine in candidates if engine.has_full_line]
     if soon:
         better = min(soon, key=lambda engine: engine.rank(need, spread_tokens))
-        same = SAME_TOKENS * UNITS
-        if better.cost(need, spread_tokens) + same < best.cost(need, spread_tokens):
+        if better.cost(need, spread_tokens) + SAME_TOKENS < best.cost(need, spread_tokens):
             reason = f"waits for {better.engine_id}, where it takes less"
             return Route(None, reason, is_open_to_others=True, is_for_cache=True)
     uncached = best.uncached(need)
-    found, cost = need.num_tokens - uncached, best.first_token_units(uncached) // UNITS
+    found, cost = need.num_tokens - uncached, best.first_token_cost(uncached)
     if found > 0:
         return Route(best.engine_id, f"soonest there ({found} tokens cached)", cost)
     return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})", cost)

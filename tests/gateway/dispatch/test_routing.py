@@ -30,9 +30,6 @@ engines = st.builds(
     has_full_line=st.booleans(),
     is_late=st.booleans(),
     num_cached=st.sampled_from([None, 0, 128, 896, 1000]),
-    token_cost=st.sampled_from([64, 32, 150]),
-    step_cost=st.sampled_from([64 * 240, 3000]),
-    sequence_cost=st.sampled_from([64 * 4, 900]),
 )
 fleets = st.lists(engines, max_size=14, unique_by=lambda engine: engine.engine_id)
 needs = st.builds(

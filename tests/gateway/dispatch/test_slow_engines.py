@@ -5,11 +5,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import msgspec
 import pytest
 
 from serving.engine.paced.engine import PacedEngine
-from serving.link.messages import EngineStats
 from tests.gateway.dispatch.simulated_fleet import CHIP, SimulatedFleet, quantile, simulated_fleet
 from tests.gateway.dispatch.simulated_network import run_on_network
 
@@ -18,14 +16,6 @@ RUN_S = 45.0
 # About what one engine does of these requests.
 ONE_ENGINE_PER_S = 13.0
 STALL_S = 20.0
-
-
-class LawlessEngine(PacedEngine):
-    """It does not tell how long its steps take."""
-
-    @property
-    def engine_stats(self) -> EngineStats:
-        return msgspec.structs.replace(super().engine_stats, step_law=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,6 @@ def load(
     num_gateways: int = 1,
     slow: int = 1,
     disturb: Callable[[SimulatedFleet], None] | None = None,
-    kind: type[PacedEngine] = PacedEngine,
 ) -> Seen:
     """Returns what is seen at a share of what four engines do, one of them `slow` times so slow.
 
@@ -61,7 +50,7 @@ def load(
     async def main() -> None:
         seed = random.Random(5)
         loop = asyncio.get_running_loop()
-        engines = [kind(slowed), *(kind(CHIP) for _ in range(NUM_ENGINES - 1))]
+        engines = [PacedEngine(slowed), *(PacedEngine(CHIP) for _ in range(NUM_ENGINES - 1))]
         async with simulated_fleet(num_gateways, engines) as fleet:
             if disturb is not None:
                 loop.call_later(RUN_S / 3, disturb, fleet)
@@ -117,14 +106,3 @@ def test_what_an_engine_does_not_begin_is_begun_by_another(num_gateways: int) ->
 @pytest.mark.parametrize(("share", "slow"), [(0.9, 1), (0.6, 3)])
 def test_nothing_moves_from_engines_that_turn(share: float, slow: int) -> None:
     assert load(share, slow=slow).num_moved == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_gateways", [1, 4])
-def test_engine_whose_steps_take_longer_is_sent_less(num_gateways: int) -> None:
-    told = load(0.6, num_gateways, slow=3)
-    untold = load(0.6, num_gateways, slow=3, kind=LawlessEngine)
-    assert told.num_tokens == untold.num_tokens
-    assert told.p99_s < 0.9 * untold.p99_s
-    assert told.longest_s < 0.9 * untold.longest_s
-    assert told.median_s < 1.05 * untold.median_s

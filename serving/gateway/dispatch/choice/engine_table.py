@@ -3,23 +3,18 @@
 A row is read anew when its engine has told something, or was given something.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.domain.capacity.step_law import StepLaw
-from serving.gateway.dispatch.choice.engine_costs import USUAL_COSTS, EngineCosts, costs_of
 from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.requests import EngineConnection
 
 Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# Laws change slowly, and reading those of 64 engines takes as long as half a choice.
-_LAWS_EVERY_S = 5.0
 # More tokens than any engine's cache has.
 UNBOUNDED = 1 << 60
 
@@ -34,8 +29,8 @@ class EngineColumns:
     `is_kept` is for others; one that `has_full_line` has room again within a step or two, and one
     that `is_empty` has no sequence. It lately had to compute `computed_ratio` of prompts' tokens;
     of one that `is_known` it is known what it has cached. One that `is_leaving` drains, and its
-    requests have to be gone. One that `is_late` stands still, as far as can be told; `has_late` is
-    false if none does. What work takes of an engine are the three costs of `EngineCosts`.
+    requests have to be gone. One that `is_late` stands still, as far as can be told;
+    `has_late` is false if none does.
     """
 
     engine_ids: list[str]
@@ -52,9 +47,6 @@ class EngineColumns:
     is_leaving: Mask
     is_known: Mask
     is_late: Mask
-    token_cost: Column
-    step_cost: Column
-    sequence_cost: Column
     has_late: bool = False
 
     @classmethod
@@ -76,9 +68,6 @@ class EngineColumns:
             is_leaving=np.zeros(count, np.bool_),
             is_known=np.fromiter(is_known, np.bool_, count),
             is_late=np.zeros(count, np.bool_),
-            token_cost=np.full(count, USUAL_COSTS.token),
-            step_cost=np.full(count, USUAL_COSTS.step),
-            sequence_cost=np.full(count, USUAL_COSTS.sequence),
         )
 
     def __len__(self) -> int:
@@ -93,8 +82,6 @@ class EngineTable:
         self._columns = EngineColumns.of([], ())
         # With whether its cache is known.
         self.engines: list[tuple[EngineConnection, bool]] = []
-        self.costs: dict[str, EngineCosts] = {}  # by engine id
-        self._laws_due_s = -math.inf
         self._read: list[
             tuple[int, int, tuple[bool, float | None]] | None
         ] = []  # what each row was read from
@@ -118,7 +105,6 @@ class EngineTable:
 
         Whoever looks at them does not change them.
         """
-        self.look_at_laws(now_s)
         read = self._read
         for row, (connection, _) in enumerate(self.engines):
             room = connection.room
@@ -142,29 +128,11 @@ class EngineTable:
             columns.has_late = bool(columns.is_late.any())
         return columns
 
-    def look_at_laws(self, now_s: float) -> None:
-        """Reads now and then what engines tell of their steps."""
-        if now_s < self._laws_due_s:
-            return
-        self._laws_due_s = now_s + _LAWS_EVERY_S
-        laws = {each.engine_id: _law_of(each) for each, _ in self.engines}
-        costs = costs_of(laws)
-        if costs == self.costs:
-            return
-        self.costs = costs
-        for engine_id, each in costs.items():
-            row = self.rows[engine_id]
-            self._columns.token_cost[row] = each.token
-            self._columns.step_cost[row] = each.step
-            self._columns.sequence_cost[row] = each.sequence
-
     def _make_anew(self) -> None:
         ids = [connection.engine_id for connection, _ in self.engines]
         self._columns = EngineColumns.of(ids, (is_known for _, is_known in self.engines))
         self._read = [None] * len(ids)
         self.rows = {engine_id: row for row, engine_id in enumerate(ids)}
-        self.costs = dict.fromkeys(ids, USUAL_COSTS)
-        self._laws_due_s = -math.inf
 
     def _read_row(self, row: int, connection: EngineConnection) -> None:
         columns, room = self._columns, connection.room
@@ -187,11 +155,6 @@ class EngineTable:
         columns.is_empty[row] = num_sequences == 0
         columns.is_kept[row] = room.is_kept_free
         columns.has_full_line[row] = room.has_full_line
-
-
-def _law_of(connection: EngineConnection) -> StepLaw | None:
-    stats = connection.link.stats.engine_stats
-    return None if stats is None else stats.step_law
 
 
 def uncached_tokens(

@@ -8,12 +8,13 @@ rule. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.gateway.dispatch.choice.engine_costs import UNITS_PER_TOKEN, EngineCosts
 from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns, EngineTable
 from serving.gateway.dispatch.choice.routing import (
     FOR_OTHERS,
     MOST_IN_STEP,
-    SAME,
+    SAME_TOKENS,
+    SEQUENCE_TOKENS,
+    STEP_TOKENS,
     Route,
     Wish,
     choose_engine,
@@ -42,14 +43,9 @@ class EngineView:
     is_leaving: bool
     is_known: bool
     is_late: bool
-    token_cost: int
-    step_cost: int
-    sequence_cost: int
 
     @classmethod
-    def of(
-        cls, connection: EngineConnection, now_s: float, costs: EngineCosts, *, is_known: bool
-    ) -> "EngineView":
+    def of(cls, connection: EngineConnection, now_s: float, *, is_known: bool) -> "EngineView":
         """Returns what is known of a connected engine at a time of the loop."""
         by_s, until_s = connection.migrate_by_s, connection.late_until_s
         moment = (
@@ -57,9 +53,6 @@ class EngineView:
             by_s is not None and now_s >= by_s,
             is_known,
             until_s is not None and now_s < until_s,
-            costs.token,
-            costs.step,
-            costs.sequence,
         )
         engine_id, num_dispatched = connection.engine_id, connection.num_dispatched
         room = connection.room
@@ -106,25 +99,20 @@ class ConnectedEngines:
         engines = self._table.engines
         if len(engines) > MOST_ENGINES:
             return choose_engine(self._table.columns(now_s), self._table.rows, wish)
-        self._table.look_at_laws(now_s)
-        costs = self._table.costs
-        views = [
-            EngineView.of(each, now_s, costs[each.engine_id], is_known=is_known)
-            for each, is_known in engines
-        ]
+        views = [EngineView.of(each, now_s, is_known=is_known) for each, is_known in engines]
         return choose_of_few(views, wish)
 
 
 def _to_first(engine: EngineView, computed: int) -> int:
     line = engine.backlog_tokens + computed
-    step = engine.step_cost + engine.sequence_cost * engine.num_in_flight
-    return line * engine.token_cost + -(-line // MOST_IN_STEP) * step
+    step_tokens = STEP_TOKENS + SEQUENCE_TOKENS * engine.num_in_flight
+    return line + -(-line // MOST_IN_STEP) * step_tokens
 
 
 class _Costs:
     """What a request takes on an engine."""
 
-    __slots__ = ("engine", "first_token_cost", "total", "uncached")
+    __slots__ = ("engine", "to_first", "total", "uncached")
 
     def __init__(self, engine: EngineView, wish: Wish) -> None:
         need = wish.need
@@ -133,19 +121,18 @@ class _Costs:
         else:
             uncached = round(need.num_tokens * engine.computed_ratio)
         self.engine, self.uncached = engine, uncached
-        to_first = _to_first(engine, uncached)
-        self.first_token_cost = to_first // UNITS_PER_TOKEN
+        self.to_first = to_first = _to_first(engine, uncached)
         if wish.spread_tokens:
             uncached = min(uncached, max(1, need.num_tokens - wish.spread_tokens))
             to_first = _to_first(engine, uncached)
-        later = need.num_expected * engine.sequence_cost * engine.num_in_flight
-        self.total = to_first + FOR_OTHERS * uncached * engine.token_cost + later
+        later = need.num_expected * SEQUENCE_TOKENS * engine.num_in_flight
+        self.total = to_first + FOR_OTHERS * uncached + later
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
         """Sorts engines, the best one first."""
         engine = self.engine
-        total = self.total // SAME
+        total = self.total // SAME_TOKENS
         return total, engine.num_in_flight, engine.num_dispatched, engine.engine_id
 
     def has_room(self, num_expected: int) -> bool:
@@ -181,13 +168,13 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
     best = _best(with_room)
     if soon := [each for each in costs if each.engine.has_full_line]:
         better = _best(soon)
-        if better.total + SAME < best.total:
+        if better.total + SAME_TOKENS < best.total:
             reason = f"waits for {better.engine.engine_id}, where it takes less"
             return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    engine_id, cost = best.engine.engine_id, best.first_token_cost
+    engine_id = best.engine.engine_id
     if (found := wish.need.num_tokens - best.uncached) > 0:
-        return Route(engine_id, f"soonest there ({found} tokens cached)", cost)
-    return Route(engine_id, f"fewest in flight ({best.engine.num_in_flight})", cost)
+        return Route(engine_id, f"soonest there ({found} tokens cached)", best.to_first)
+    return Route(engine_id, f"fewest in flight ({best.engine.num_in_flight})", best.to_first)
 
 
 def _best(costs: list[_Costs]) -> _Costs:
