@@ -346,10 +346,11 @@ def decide_together(
     asked = {each.model: each.ask(states[each.model]) for each in scalers}
     fixed = {each.model: each.fixed(states[each.model], asked[each.model]) for each in scalers}
     book = ChipBook(quotas, members, asked, fixed)
+    by_model = {each.model: each for each in scalers}
     plans = {}
-    for each in sorted(scalers, key=lambda each: book.place_of(each.model)):
-        plans[each.model] = each.plan(states[each.model], book.share_of(each.model))
-        book.take(each.model, each.targets)
+    for model, share in book.in_turn(by_model):
+        plans[model] = by_model[model].plan(states[model], share)
+        book.take(model, by_model[model].targets)
     return tuple(plans[each.model] for each in scalers)
 
 

@@ -193,8 +193,8 @@ def simulate_together(
         fixed = {model: day.targets for model, day in days.items() if asked[model] is None}
         book = ChipBook(quotas if shares else (), members, asked, fixed)
         plans = {}
-        for model in sorted(days, key=book.place_of):
-            plans[model] = policies[model].plan(book.share_of(model))
+        for model, share in book.in_turn(days):
+            plans[model] = policies[model].plan(share)
             book.take(model, plans[model].targets)
         for model, day in days.items():
             day.follow(plans[model])
@@ -213,5 +213,6 @@ def _pools(quotas: Sequence[ChipQuota], members: Sequence[Member]) -> Mapping[st
         pool = ChipPool(quota.max_chips)
         for member in members:
             if member.model in quota.models:
-                pools[member.model][quota.compute_class] = (pool, member.num_chips)
+                name = quota.compute_class
+                pools[member.model][name] = (pool, member.chips_of(name))
     return pools

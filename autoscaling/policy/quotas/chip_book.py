@@ -7,7 +7,7 @@ have to go at once (`giving`). What no share needs is for whoever comes first, b
 slices for a need that is foreseen, or in place of those that end soon.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autoscaling.policy.quotas.giving import Giving
 from autoscaling.policy.quotas.records import ChipQuota, ChipShare, Member, SlicesAsked
@@ -17,7 +17,7 @@ from autoscaling.policy.quotas.shares import shares_of
 class ChipBook:
     """Who has what of the quotas at one decision.
 
-    Each model in turn, by `place_of` it, gets its share, plans, and says by `take` what it planned.
+    Each model `in_turn` gets its share, plans, and says by `take` what it planned.
     """
 
     def __init__(
@@ -43,6 +43,14 @@ class ChipBook:
         self._given_up = {each: self._goes_at_once(each) for each in quotas}
         self._room = {each: each.max_chips - self._kept_chips(each) for each in quotas}
         self._spare = {each: each.max_chips - self._promised_chips(each) for each in quotas}
+
+    def in_turn(self, models: Iterable[str]) -> Iterator[tuple[str, ChipShare]]:
+        """Yields models by `place_of` them, each with its share after those before it took.
+
+        The caller takes for one before it asks for the next.
+        """
+        for model in sorted(models, key=self.place_of):
+            yield model, self.share_of(model)
 
     def place_of(self, model: str) -> tuple[int, str]:
         """The place of a model in the order in which they take, as a key to sort by."""
@@ -100,10 +108,11 @@ class ChipBook:
     def _held_chips(self, quota: ChipQuota) -> int:
         """Returns the chips of slices that are there and stay, or are fixed."""
         name = quota.compute_class
-        return sum(
-            self._members[each].chips_of(quota.compute_class) * self._held(each, name)
-            for each in quota.models
-        )
+        return sum(self._chips(quota, each, self._held(each, name)) for each in quota.models)
+
+    def _chips(self, quota: ChipQuota, model: str, num_slices: int) -> int:
+        """Returns the chips of so many of the model's slices of the quota's class."""
+        return self._members[model].chips_of(quota.compute_class) * num_slices
 
     def _held(self, model: str, name: str) -> int:
         fixed = self._fixed.get(model, {})
@@ -117,24 +126,21 @@ class ChipBook:
         return self._held(model, quota.compute_class) - goes
 
     def _kept_chips(self, quota: ChipQuota) -> int:
-        return sum(
-            self._members[each].chips_of(quota.compute_class) * self._kept(quota, each)
-            for each in quota.models
-        )
+        return sum(self._chips(quota, each, self._kept(quota, each)) for each in quota.models)
 
     def _promised_chips(self, quota: ChipQuota) -> int:
         """Returns the chips of all shares, and of what is kept beyond them for the time being."""
         name = quota.compute_class
+        shares = {each: self._shared.shares.get(each, {}).get(name, 0) for each in quota.models}
         return sum(
-            self._members[each].chips_of(quota.compute_class)
-            * max(self._kept(quota, each), self._shared.shares.get(each, {}).get(name, 0))
-            for each in quota.models
+            self._chips(quota, each, max(self._kept(quota, each), share))
+            for each, share in shares.items()
         )
 
     def _chips_in_use(self, quota: ChipQuota) -> int:
         name = quota.compute_class
         leaving = sum(
-            self._members[model].chips_of(name) * each.leaving.get(name, 0)
+            self._chips(quota, model, each.leaving.get(name, 0))
             for model, each in self._asked.items()
             if model in quota.models
         )
@@ -145,9 +151,7 @@ class ChipBook:
         others = [
             f"{count} with {each}"
             for each in sorted(quota.models - {model})
-            if (
-                count := self._kept(quota, each) * self._members[each].chips_of(quota.compute_class)
-            )
+            if (count := self._chips(quota, each, self._kept(quota, each)))
         ]
         text = f"of the {quota.max_chips} chips of {name} {most} slices at most are for it now"
         text += f" ({', '.join(others)})" if others else ""

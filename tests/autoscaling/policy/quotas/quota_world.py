@@ -68,8 +68,8 @@ class SharedWorld:
         }
         book = ChipBook(self.quotas, tuple(self.members.values()), asked, {})
         plans = {}
-        for model in sorted(self.worlds, key=book.place_of):
-            plans[model] = self.worlds[model].policy.plan(book.share_of(model))
+        for model, share in book.in_turn(self.worlds):
+            plans[model] = self.worlds[model].policy.plan(share)
             book.take(model, plans[model].targets)
         for model, plan in plans.items():
             self.worlds[model].carry_out(plan)
