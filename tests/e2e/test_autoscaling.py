@@ -5,10 +5,10 @@ how long a step takes, only on that it comes about.
 """
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 from autoscaling.replay import replay_log
 
 from .application import PROJECT_ROOT, RunningApplication
+from .open_loop import open_loop
 
 # Minutes: they wait for forecasts and patience. `make test` has the same parts without a cluster.
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -87,31 +88,9 @@ def first_added(log: Path, compute_class: str, since_s: float) -> float:
     )
 
 
-@contextlib.asynccontextmanager
-async def loaded(application: RunningApplication, per_s: float) -> AsyncIterator[list[int]]:
-    """Requests at this rate, open loop; yields the statuses of the answers so far."""
-    statuses: list[int] = []
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=application.base_url, timeout=120.0, limits=limits
-    ) as client:
-
-        async def ask() -> None:
-            statuses.append((await client.post("/v1/completions", json=BODY)).status_code)
-
-        async def arrive() -> None:
-            async with asyncio.TaskGroup() as asking:
-                while not is_over.is_set():
-                    asking.create_task(ask())
-                    await asyncio.sleep(1 / per_s)
-
-        is_over = asyncio.Event()
-        arriving = asyncio.create_task(arrive())
-        try:
-            yield statuses
-        finally:
-            is_over.set()
-            await arriving
+def loaded(application: RunningApplication) -> AbstractAsyncContextManager[list[int]]:
+    """Requests at the rate of the step; see `open_loop`."""
+    return open_loop(application.base_url, BODY, STEP_PER_S, timeout_s=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +108,7 @@ async def test_first_request_brings_back_an_idle_model_and_a_step_takes_reserved
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == BODY["max_tokens"]
 
-    async with loaded(application, STEP_PER_S) as statuses:
+    async with loaded(application) as statuses:
         fleet = await application.until(lambda fleet: num_ready(fleet, "spot") > 0, LATER_S)
     assert num_ready(fleet, "reserved") == 1, "spot came before what is paid for"
     assert targets(fleet)["flex-start"] == 0
@@ -152,7 +131,7 @@ async def test_spot_stock_out_is_bridged_by_flex_start_and_load_returns_to_spot(
     await asyncio.to_thread(application.simulation, "stock_out", compute_class="spot")
     for number in range(NUM_SPOT):
         await asyncio.to_thread(application.simulation, "kill", name=f"spot-{number}")
-    async with loaded(application, STEP_PER_S) as statuses:
+    async with loaded(application) as statuses:
         fleet = await application.until(lambda fleet: num_ready(fleet, "flex-start") > 0, LATER_S)
         assert num_ready(fleet, "spot") == 0
         assert targets(fleet)["spot"] > 0, "the wish stays open"

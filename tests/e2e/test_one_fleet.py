@@ -4,9 +4,9 @@ Paced engines on real Ray nodes; the policy runs in Serve's own controller.
 """
 
 import asyncio
-import contextlib
 import copy
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from autoscaling.replay import replay_log
 
 from .application import PROJECT_ROOT, RunningApplication
+from .open_loop import open_loop
 
 # Minutes: models wait for forecasts, and for slices of others.
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -133,35 +134,11 @@ def plan_of(fleet: dict[str, Any], model: str) -> dict[str, Any]:
     return found
 
 
-@contextlib.asynccontextmanager
-async def loaded(application: OneFleet, model: str) -> AsyncIterator[list[int]]:
-    """Requests to one model, open loop; yields the statuses of the answers so far."""
-    statuses: list[int] = []
+def loaded(application: OneFleet, model: str) -> AbstractAsyncContextManager[list[int]]:
+    """Requests to one model; see `open_loop`."""
     body = {"model": model, "prompt": "Go", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        # Who has no slice waits until the gateway's own deadline.
-        base_url=application.base_url,
-        timeout=180.0,
-        limits=limits,
-    ) as client:
-
-        async def ask() -> None:
-            statuses.append((await client.post("/v1/completions", json=body)).status_code)
-
-        async def arrive() -> None:
-            async with asyncio.TaskGroup() as asking:
-                while not is_over.is_set():
-                    asking.create_task(ask())
-                    await asyncio.sleep(1 / PER_S)
-
-        is_over = asyncio.Event()
-        arriving = asyncio.create_task(arrive())
-        try:
-            yield statuses
-        finally:
-            is_over.set()
-            await arriving
+    # Who has no slice waits until the gateway's own deadline.
+    return open_loop(application.base_url, body, PER_S, timeout_s=180.0)
 
 
 @pytest.fixture(scope="module")
