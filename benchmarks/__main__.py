@@ -6,6 +6,7 @@ That is the part `side-by-side`. `--pairs` says how many pairs there are to be i
 without which it is left out of `clients`. `metrics` only prints. `provisioner` takes three
 quarters of an hour and needs `KUBEBUILDER_ASSETS`, `ingress` half an hour. `requests` prints what a
 request costs besides its tokens; `--base` names another checkout, whose gateway is measured beside.
+`request-start` prints what of it comes before the first token in the whole application.
 `dispatch` replays a trace of conversations, which `--trace` names, in simulated time, and prints.
 `dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
 `conversations` sends some to real gateways and engines, and writes the page of that name; `--only`
@@ -50,6 +51,7 @@ from benchmarks import (
     provisioner,
     provisioner_report,
     request_cost,
+    request_start,
 )
 from benchmarks.conversations.command import run_parts
 from benchmarks.ingress_disturbances import Kind
@@ -61,7 +63,7 @@ from benchmarks.side_by_side.loads import NUM_PAIRS
 _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
     *(_SIDE_BY_SIDE, "pause", "metrics", "calibration", "clients", "provisioner", "ingress"),
-    *("requests", "dispatch", "dispatch-loads", "choice", "floods", "policies"),
+    *("requests", "request-start", "dispatch", "dispatch-loads", "choice", "floods", "policies"),
     *("conversations", "one-fleet"),
 )
 
@@ -149,6 +151,8 @@ def main() -> None:
         _run_provisioner()
     if given.part == "requests":
         print(request_cost.report(uvloop.run(request_cost.run(given.base))))
+    if given.part == "request-start":
+        print("\n".join(request_start.report(request_start.run())))
     if given.part == "ingress":
         _run_ingress()
     if given.part == "dispatch-loads":

@@ -62,7 +62,8 @@ from serving.link.messages import TokenOutput
 from serving.link.server import LinkServer
 
 NUM_STREAMS = 32
-NUM_TOKENS = 128
+# As in `side_by_side`.
+NUM_TOKENS = 200
 # 32 tokens each: some 4,000 a second.
 STEP_S = 0.008
 NUM_ROUNDS = 96

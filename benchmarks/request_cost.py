@@ -147,11 +147,7 @@ class Gateway:
     def cpu_ns(self) -> int:
         """What all threads of its process have computed so far."""
         assert self._process is not None
-        total = 0
-        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                total += int((thread / "schedstat").read_bytes().split()[0])
-        return total
+        return cpu_ns(self._process.pid)
 
     async def _stand_still(self) -> int:
         """Waits until the process computes nothing; returns its time then."""
@@ -172,7 +168,7 @@ class Gateway:
             for _ in range(num_requests // shape.at_once):
                 self._num_sent += 1
                 writer.write(shape.request(self._num_sent))
-                await _read_answer(reader)
+                await read_answer(reader)
 
         await asyncio.gather(*(client(*connection) for connection in used))
         return (await self._stand_still() - begun) / (1000 * num_requests)
@@ -194,13 +190,27 @@ class Gateway:
         while self._server.num_requests < shape.at_once:
             dispatched = await self._stand_still()
         self._engine.unhang()
-        await asyncio.gather(*(_read_answer(reader) for reader, _ in used))
+        await asyncio.gather(*(read_answer(reader) for reader, _ in used))
         ended = await self._stand_still()
         per_request_ns = 1000 * shape.at_once
         return Cost((dispatched - begun) / per_request_ns, (ended - dispatched) / per_request_ns)
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> None:
+def cpu_ns(pid: int) -> int:
+    """Returns what all threads of a process have computed so far, in nanoseconds."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += int((thread / "schedstat").read_bytes().split()[0])
+    return total
+
+
+async def read_answer(reader: asyncio.StreamReader) -> None:
+    """Reads one answer to its end.
+
+    Raises:
+        RuntimeError: it is an error.
+    """
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"a request failed: {head!r}")

@@ -5,8 +5,8 @@ engine's first host before the engine starts.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +20,17 @@ from serving.config.sections import load_yaml
 from serving.config.vllm.vllm_args import VllmArgs, installed_vllm_args
 from serving.domain.errors import ConfigError, UnsupportedVllmError
 from serving.tpu.hbm import HbmBudget, gib
-from serving.tpu.model_facts import ModelFactsError, model_facts
+from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
 from serving.tpu.plan import Division, EnginePlan, describe_slice, plan_engine
 from serving.tpu.published import PublishedFigure, Recipe, published_for, recipe_for
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
 
 _CANNOT, _UNUSABLE = 1, 2
+# Of a recipe: sizes follow from the slice, and how long a request may be is the model's to say and
+# no tuning; recipes have the length of the load that they were measured with.
+_NOT_TAKEN = frozenset({"tensor_parallel_size", "max_model_len"})
+_RECIPE = "recipe: "
 _NAME_WIDTH = 42
 
 
@@ -55,6 +59,14 @@ def engine_plan_command(
             help="Folder with files of model facts; by default `models` beside FILE.",
         ),
     ] = None,
+    recipe: Annotated[  # noqa: FBT002 a flag of a command
+        bool,
+        typer.Option(
+            "--recipe",
+            help="Plan with what others have published for the model on these chips, beside what "
+            "FILE sets, and print what to write into FILE for it.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The plans as one JSON list.")] = False,  # noqa: FBT002 a flag of a command
 ) -> None:
     """What each vllm-tpu engine of FILE starts with, why, and whether it fits into memory.
@@ -64,7 +76,8 @@ def engine_plan_command(
     """
     try:
         raw = load_yaml(file.read_text(encoding="utf-8"))
-        report = plan_serve_config(raw, installed_vllm_args(), [models or file.parent / "models"])
+        folders = [models or file.parent / "models"]
+        report = plan_serve_config(raw, installed_vllm_args(), folders, takes_recipe=recipe)
     except (yaml.YAMLError, UnicodeDecodeError, UnsupportedVllmError) as error:
         typer.echo(f"{file}: {error}", err=True)
         raise typer.Exit(_UNUSABLE) from error
@@ -83,7 +96,11 @@ def engine_plan_command(
 
 
 def plan_serve_config(
-    raw: object, vllm_args: VllmArgs | None, facts_folders: Sequence[Path]
+    raw: object,
+    vllm_args: VllmArgs | None,
+    facts_folders: Sequence[Path],
+    *,
+    takes_recipe: bool = False,
 ) -> EnginePlanReport:
     """The plans of all engines on TPU in a parsed serve_config.yaml, and what is wrong with it."""
     checked = check_serve_config(raw, vllm_args)
@@ -94,16 +111,25 @@ def plan_serve_config(
         for model in config.models:
             for deployment in model.deployments if model.is_on_tpu else ():
                 try:
-                    plans.append(plan_deployment(model, deployment, facts_folders))
+                    plan = plan_deployment(
+                        model, deployment, facts_folders, takes_recipe=takes_recipe
+                    )
+                    plans.append(plan)
                 except (ConfigError, ModelFactsError, ModelConfigUnreadableError) as error:
                     problems.append(f"{model.name}: {error}")
     return EnginePlanReport(tuple(plans), tuple(problems))
 
 
 def plan_deployment(
-    model: ModelConfig, deployment: DeploymentConfig, facts_folders: Sequence[Path]
+    model: ModelConfig,
+    deployment: DeploymentConfig,
+    facts_folders: Sequence[Path],
+    *,
+    takes_recipe: bool = False,
 ) -> EnginePlan:
     """The plan of each engine of a deployment, which has a slice.
+
+    `takes_recipe`: with what others have published for it, where nothing is set by hand.
 
     Raises:
         ConfigError: tpu-inference would reject it or load it wrongly.
@@ -121,7 +147,45 @@ def plan_deployment(
         num_engines=deployment.slice.num_engines,
     )
     raw = find_model_config(model.source, facts_folders)
-    return plan_engine(requirements, None if raw is None else model_facts(raw), model.name)
+    facts = None if raw is None else model_facts(raw)
+    if takes_recipe:
+        return _plan_with_recipe(requirements, facts, model.name)
+    return plan_engine(requirements, facts, model.name)
+
+
+def _plan_with_recipe(
+    requirements: EngineRequirements, facts: ModelFacts | None, path: str
+) -> EnginePlan:
+    """The plan with the recipe's values where nothing is set by hand; they name it as reason."""
+    recipe, _ = _published(requirements)
+    if isinstance(recipe, str):
+        return plan_engine(requirements, facts, path)
+    args = _new_in(recipe.args, requirements.args)
+    env = _new_in(recipe.env, requirements.env)
+    both = replace(
+        requirements,
+        args={**args, **requirements.args},
+        env={**{name: str(value) for name, value in env.items()}, **requirements.env},
+    )
+    plan = plan_engine(both, facts, path)
+    reason = f"{_RECIPE}{recipe.source}"
+
+    def told(settings: tuple[Setting, ...], taken: Mapping[str, object]) -> tuple[Setting, ...]:
+        return tuple(
+            replace(each, reason=reason) if each.name in taken else each for each in settings
+        )
+
+    settings = plan.settings
+    settings = replace(settings, args=told(settings.args, args), env=told(settings.env, env))
+    return replace(plan, settings=settings)
+
+
+def _new_in(recipe: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in recipe.items()
+        if name not in given and name not in _NOT_TAKEN
+    }
 
 
 def plan_lines(plan: EnginePlan) -> Iterator[str]:
@@ -141,6 +205,7 @@ def plan_lines(plan: EnginePlan) -> Iterator[str]:
     yield f"    requests  {', '.join(map(str, settings.request_buckets))}"
     yield from _memory_lines(plan)
     yield from _published_lines(plan)
+    yield from _snippet_lines(plan)
     if plan.divisions:
         yield "  engines that could share the slice (num_engines): expected, not measured"
         yield from map(_division_line, plan.divisions)
@@ -153,7 +218,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
     """Returns the plan as JSON for programs."""
     settings = plan.settings
     budget = plan.budget
-    recipe, figure = _published(plan)
+    recipe, figure = _published(plan.requirements)
     return {
         "model": plan.requirements.model,
         "slice": describe_slice(plan.requirements),
@@ -165,6 +230,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
         "notes": settings.notes,
         "memory": None if budget is None else asdict(budget) | {"fits": budget.fits},
         "uncounted": plan.uncounted,
+        "host_cache_bytes": plan.host_cache_bytes,
         "complaints": () if budget is None else budget.complaints,
         "doubts": () if budget is None else budget.doubts,
         "advice": plan.advice,
@@ -197,6 +263,7 @@ def _memory_lines(plan: EnginePlan) -> Iterator[str]:
         requests = f"{longest} requests of the longest kind ({budget.max_model_len} tokens)"
         yield f"  fits: {budget.cache_tokens} tokens in the cache, {requests}"
         yield from (f"    it may be too little: {doubt}" for doubt in budget.doubts)
+        yield from _host_cache_lines(plan)
         return
     yield "  DOES NOT FIT"
     yield from (f"    {complaint}" for complaint in budget.complaints)
@@ -204,16 +271,38 @@ def _memory_lines(plan: EnginePlan) -> Iterator[str]:
     yield from (f"    {way}" for way in plan.advice or ("nothing that was tried",))
 
 
-def _published(plan: EnginePlan) -> tuple[Recipe | str, PublishedFigure | str]:
+def _host_cache_lines(plan: EnginePlan) -> Iterator[str]:
+    cache = plan.settings.host_cache
+    if cache is not None:
+        size = gib(plan.host_cache_bytes)
+        yield f"  cache in the host's memory: {size} for {cache.tokens} tokens, expected"
+
+
+def _snippet_lines(plan: EnginePlan) -> Iterator[str]:
+    """Yields what of the plan is a recipe's, as it would stand in the file; else nothing."""
+    sections = {"engine_args": plan.settings.args, "engine_env": plan.settings.env}
+    found = {
+        name: {each.name: each.value for each in settings if each.reason.startswith(_RECIPE)}
+        for name, settings in sections.items()
+    }
+    written = {name: values for name, values in found.items() if values}
+    if written:
+        yield "  to start so, write into the model (it changes answers where it rounds to fp8)"
+        for line in yaml.safe_dump(written, sort_keys=False).splitlines():
+            yield f"    {line}"
+
+
+def _published(
+    requirements: EngineRequirements,
+) -> tuple[Recipe | str, PublishedFigure | str]:
     """Returns what others have published for this model on these chips, or why there is nothing."""
-    requirements = plan.requirements
     num_chips = requirements.num_slices * requirements.shape.num_chips
     where = requirements.model, requirements.shape.generation, num_chips
     return recipe_for(*where), published_for(*where)
 
 
 def _published_lines(plan: EnginePlan) -> Iterator[str]:
-    recipe, figure = _published(plan)
+    recipe, figure = _published(plan.requirements)
     yield "  published by others: read, not measured by us"
     if isinstance(recipe, str):
         yield f"    {recipe}"

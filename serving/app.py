@@ -150,6 +150,7 @@ def engine_spec(config: AppConfig, model: ModelConfig, deployment: DeploymentCon
         lease_s=config.health.engine_lease_s,
         handover_s=config.health.engine_handover_s,
         silence_s=config.health.engine_silence_s,
+        start_timeout_s=_start_timeout_s(config, model),
     )
 
 
@@ -165,8 +166,23 @@ def _hang_timeout_s(config: AppConfig, model: ModelConfig) -> float:
     return by_kind[model.engine]
 
 
+def _start_timeout_s(config: AppConfig, model: ModelConfig) -> float:
+    """Returns how long an engine of this model may take to start; by its kind if nobody said so."""
+    if config.health.start_timeout_s is not None:
+        return config.health.start_timeout_s
+    return limits.TPU_START_TIMEOUT_S if model.is_on_tpu else limits.CPU_START_TIMEOUT_S
+
+
 # Fields of an engine's spec whose change replaces no running engine; a new engine gets them.
-_NOT_OF_THE_ENGINE = ("described", "stay_s", "lease_s", "handover_s", "silence_s", "fingerprint")
+_NOT_OF_THE_ENGINE = (
+    "described",
+    "stay_s",
+    "lease_s",
+    "handover_s",
+    "silence_s",
+    "start_timeout_s",
+    "fingerprint",
+)
 
 
 def _engine_part(config: AppConfig, spec: EngineSpec) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def test_without_bounds_nothing_scales() -> None:
     ("most", "expected", "number"),
     [
         (1, {}, 5),
-        (4, {}, 20),
-        (4, {"expected_tokens_per_s": 1000, "expected_requests_per_s": 200}, 3),
+        (4, {}, 18),
+        (4, {"expected_tokens_per_s": 1000, "expected_requests_per_s": 200}, 2),
     ],
 )
 def test_gateways_of_auto_are_as_many_as_the_most_engines_need(

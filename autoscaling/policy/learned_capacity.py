@@ -11,7 +11,9 @@ what it could carry at that pace within the objective is its factor, where that 
 known. So a profile that is too pessimistic is corrected without ever filling a slice. Steps that
 are little shorter than the law has them say that it is right, since rates scatter. Where slices
 were full although their steps were short, room ran out and not time (KV caches do before sequences
-do): pace then says nothing. An engine that is idle now and then looks slow by its steps and never
+do): pace then says nothing. Pace alone takes all of the law for as wrong, and says too little where
+its base time is right; looks at different loads tell the two apart (`refitted_law`), and the larger
+of both counts. An engine that is idle now and then looks slow by its steps and never
 quick, so pace raises a factor. That keeps the highest of what was seen, which with many slices is
 hardly above the mean. A few slices lower it again, to the law's at least, as long as they run about
 as many sequences as the law allows and so are never idle.
@@ -23,20 +25,20 @@ within the objective proves that at once. Time comes in.
 """
 
 import hashlib
+import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoscaling.policy.memory import CapacityRecord, LearnedRecord
 from autoscaling.policy.profiles import Profiles
+from autoscaling.policy.refitted_law import SEQUENCES_FOR_PACE, WINDOW_S, LawFit
 from autoscaling.policy.rules import Rules
 from autoscaling.records import ModelLoad
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 LEAST_FACTOR, MOST_FACTOR = 1 / 3, 3.0
-# Rates are of so many seconds: those of a slice are one observation in that time.
-_WINDOW_S = 30.0
 # From so many observations on what is learned counts whole.
 _OBSERVATIONS_NEEDED = 8.0
 # In so many seconds of saturation what was learned before loses two thirds of its weight.
@@ -49,9 +51,9 @@ _LEAST_SEQUENCES = 0.5
 _FEW = 4
 # A slice is slow that carries less than this of what others of its class do, if there are others.
 _SLOW, _OTHERS_NEEDED = 0.7, 3
-# An engine with fewer sequences is idle now and then, and with less of its step for them and their
-# prompts than this share, how long a full step takes is a guess.
-_SEQUENCES_FOR_PACE, _SHARE_FOR_PACE = 4.0, 0.3
+# With less of a step for sequences and their prompts than this share, how long a full step takes is
+# a guess.
+_SHARE_FOR_PACE = 0.3
 # Rates of half a minute scatter by some per cent, and only steps that are quicker than that teach:
 # without this the law crept up by the scatter, by 1.4 % where it was right.
 _DEAD_BAND = 0.05
@@ -99,11 +101,15 @@ class SlowSlice:
 
 @dataclass(frozen=True, slots=True)
 class LearnedCapacity:
-    """What was learned of slices by one profile, by compute class. `slow` are of the last look."""
+    """What was learned of slices by one profile, by compute class.
+
+    `slow` are of the last look, `fits` of the last hours; neither is kept over restarts.
+    """
 
     profile_key: str
     classes: Mapping[str, ClassCapacity] = field(default_factory=dict)
     slow: tuple[SlowSlice, ...] = ()
+    fits: Mapping[str, LawFit] = field(default_factory=dict)
 
     def factor(self, num_ready: Mapping[str, int]) -> float:
         """The factor of a fleet with so many ready slices of each class.
@@ -120,15 +126,21 @@ class LearnedCapacity:
         self, elapsed_s: float, load: ModelLoad, profiles: Profiles, rules: Rules
     ) -> "LearnedCapacity":
         """What is known after `load`, `elapsed_s` after the one before."""
-        classes = dict(self.classes)
+        classes, fits = dict(self.classes), dict(self.fits)
         slow: list[SlowSlice] = []
         for name in {each.compute_class for each in load.engines}:
-            shown = _shown_by(name, load, profiles.of(name), rules, classes.get(name))
+            profile = profiles.of(name)
+            shown = _shown_by(name, load, profile, rules, classes.get(name))
             slow += shown.slow
+            engines = [each for each in load.engines if each.compute_class == name]
+            fits[name] = fits.get(name, LawFit()).seen(elapsed_s, engines, profile)
+            if shown.paced:
+                fitted = _fitted_factor(fits[name], engines, profile, rules)
+                shown = replace(shown, most=max(shown.most, fitted))
             learned = _learned_from(shown, classes.get(name), elapsed_s)
             if learned is not None:
                 classes[name] = learned
-        return replace(self, classes=classes, slow=tuple(slow))
+        return replace(self, classes=classes, slow=tuple(slow), fits=fits)
 
     def to_record(self) -> LearnedRecord:
         """Returns what was learned. What is slow is seen at every look, and is not part of it."""
@@ -192,10 +204,11 @@ def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> fl
     """
     if rate.step_s <= 0:
         return None
-    running = rate.output_tokens_per_s * rate.step_s  # a step gives each sequence a token
     # The law's time for what is in a step: of sequences, and of prompt tokens.
     work_s = rate.step_s * profile.work_s(rate.prompt_tokens_per_s, rate.output_tokens_per_s)
-    if running < _SEQUENCES_FOR_PACE or work_s < _SHARE_FOR_PACE * (profile.base_s + work_s):
+    if rate.num_running < SEQUENCES_FOR_PACE or work_s < _SHARE_FOR_PACE * (
+        profile.base_s + work_s
+    ):
         return None
     times = rate.step_s / (profile.base_s + work_s)
     planned_s = rules.objectives.tpot_s * rules.tpot_margin
@@ -209,6 +222,22 @@ def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> fl
     if times > 1:
         factor = min(factor, work_s / (rate.step_s - profile.base_s))
     return min(_bounded(factor), _MOST_BY_PACE)
+
+
+def _fitted_factor(
+    fit: LawFit, engines: Sequence[EngineRate], profile: CapacityProfile, rules: Rules
+) -> float:
+    """Returns the share of the law that a slice carries at the planned pace, by the fitted one."""
+    tokens = (
+        sum(each.prompt_tokens_per_s for each in engines),
+        sum(each.output_tokens_per_s for each in engines),
+    )
+    planned_s = rules.objectives.tpot_s * rules.tpot_margin
+    by_law = profile.max_requests_per_s(*tokens, planned_s)
+    if by_law <= 0 or math.isinf(by_law):
+        return 0.0
+    fitted = fit.law(profile, planned_s).max_requests_per_s(*tokens, planned_s)
+    return min(_bounded(fitted / by_law), _MOST_BY_PACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,13 +356,11 @@ def _is_saturated(
 def _is_busy(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> bool:
     """Whether an engine runs about as many sequences as the law allows within the objective."""
     planned_s = rules.objectives.tpot_s * rules.tpot_margin
-    # A step gives each sequence a token.
-    running = rate.output_tokens_per_s * rate.step_s
     times = profile.max_requests_per_s(
         rate.prompt_tokens_per_s, rate.output_tokens_per_s, planned_s
     )
     allowed = min(profile.max_num_seqs, times * rate.output_tokens_per_s * planned_s)
-    return running >= _LEAST_SEQUENCES * allowed
+    return rate.num_running >= _LEAST_SEQUENCES * allowed
 
 
 def _are_busy(
@@ -347,8 +374,8 @@ def _are_busy(
 def _learned(
     before: ClassCapacity | None, median: float, num_slices: int, elapsed_s: float
 ) -> ClassCapacity:
-    elapsed_s = min(elapsed_s, _WINDOW_S)
-    num_new = num_slices * elapsed_s / _WINDOW_S
+    elapsed_s = min(elapsed_s, WINDOW_S)
+    num_new = num_slices * elapsed_s / WINDOW_S
     if before is None:
         return ClassCapacity(median, num_new)
     share = elapsed_s / (elapsed_s + _MEMORY_S) if before.confidence >= 1 else 0.5

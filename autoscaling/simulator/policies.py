@@ -24,9 +24,12 @@ from autoscaling.simulator.baselines.spothedge import (
 )
 from autoscaling.simulator.baselines.static_on_demand import StaticOnDemand
 from autoscaling.simulator.preparation import PreparedRun
+from autoscaling.simulator.scenario import ScenarioError
 
 SLICEWISE = "slicewise"
 STATIC = "static-on-demand"
+# Policies that know of slices of several shapes.
+CHOOSE_SHAPES = (SLICEWISE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +50,26 @@ class ComparedPolicy:
 
 
 def make_policy(run_setup: PreparedRun, name: str, value: float | None = None) -> Policy:
-    """The policy of that name, of `POLICIES`; its knob at `value`, `None`: as shipped."""
+    """The policy of that name, of `POLICIES`; its knob at `value`, `None`: as shipped.
+
+    Raises:
+        ScenarioError: it counts slices of one shape, and the run has several.
+    """
+    if run_setup.scenario.has_shapes and name not in CHOOSE_SHAPES:
+        raise ScenarioError(
+            f"policy is {name}, which knows slices of one shape, and classes of "
+            f"{run_setup.scenario.name} have profiles of their own; allowed: "
+            f"{', '.join(CHOOSE_SHAPES)}"
+        )
     compared = POLICIES[name]
     return compared.make(run_setup, compared.knob.shipped if value is None else value)
 
 
 def _slicewise(run_setup: PreparedRun, spread: float) -> Policy:
     rules = replace(run_setup.rules, spread=spread)
-    return SlicewisePolicy(run_setup.scenario.profile, run_setup.terms, rules)
+    return SlicewisePolicy(
+        run_setup.scenario.profile, run_setup.terms, rules, profiles=run_setup.profiles
+    )
 
 
 def _static(run_setup: PreparedRun, headroom: float) -> Policy:

@@ -42,6 +42,7 @@ from autoscaling.simulator.world.spot_capacity import (
 )
 from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_hour
 from loadtest.workload.traces import read_trace
+from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.topology import slice_shape
 
@@ -84,6 +85,11 @@ class PreparedRun:
     def terms(self) -> tuple[ComputeClass, ...]:
         """The terms of every class, in the scenario's order."""
         return tuple(each.terms for each in self.classes)
+
+    @property
+    def profiles(self) -> dict[str, CapacityProfile]:
+        """What slices of another shape than the scenario's carry, by class."""
+        return {each.terms.name: each.profile for each in self.classes if each.profile is not None}
 
     @property
     def mean_lengths(self) -> tuple[float, float]:
@@ -184,7 +190,7 @@ def requests_of_file(path: Path) -> Requests:
 def _price(config: ScenarioClass, scenario: Scenario, prices: PriceTable) -> UsedPrice:
     if config.usd_per_slice_hour is not None:
         return UsedPrice(config.name, config.usd_per_slice_hour, None)
-    profile = scenario.profile
+    profile = scenario.profile_of(config)
     # A scenario without them names every price itself.
     assert profile.generation is not None
     assert profile.topology is not None
@@ -219,7 +225,7 @@ def _class_setup(
         min_slices=config.min_slices,
         max_slices=config.max_slices,
         provisioning_s=config.provisioning_s,
-        load_s=scenario.profile.load_s,
+        load_s=scenario.profile_of(config).load_s,
         losses_per_hour=config.losses_per_hour,
         patience_s=config.patience_s,
         max_run_s=config.max_run_s,
@@ -229,7 +235,7 @@ def _class_setup(
         if file is None
         else _of_file(file, config.max_slices, scenario.duration_s, seed)
     )
-    return ClassSetup(terms, Conditions.as_expected(terms, capacity))
+    return ClassSetup(terms, Conditions.as_expected(terms, capacity), config.profile)
 
 
 def _capacity(config: ScenarioClass, duration_s: float, seed: int) -> CapacitySeries | None:

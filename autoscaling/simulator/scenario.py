@@ -77,6 +77,8 @@ class ScenarioClass(_Part):
     """Where its price is looked up; left out, the scenario's."""
     usd_per_slice_hour: _Positive | None = None
     """Left out, the price table's price per chip-hour times the slice's chips."""
+    profile: CapacityProfile | None = None
+    """Of its slices, where they are of another shape than the scenario's."""
     correlation_group: str = ""
     min_slices: Annotated[int, Field(ge=0)] = 0
     max_slices: Annotated[int, Field(ge=1)]
@@ -166,19 +168,30 @@ class Scenario(_Part):
             raise ValueError(f"classes are {', '.join(names)}; each name once")
         if unknown := self.initial_slices.keys() - set(names):
             raise ValueError(f"initial_slices names {', '.join(unknown)}; allowed: {names}")
-        needs_shape = any(each.usd_per_slice_hour is None for each in self.classes)
-        if needs_shape and not (self.profile.generation and self.profile.topology):
-            raise ValueError(
-                "profile.generation and profile.topology are needed where a class has no "
-                "usd_per_slice_hour"
-            )
-        if self.objectives.tpot_s <= self.profile.base_s:
-            raise ValueError(
-                f"objectives.tpot_s is {self.objectives.tpot_s:g}; allowed: more than "
-                f"profile.base_s, {self.profile.base_s:g}"
-            )
+        for each in self.classes:
+            profile = self.profile_of(each)
+            whose = "profile" if each.profile is None else f"classes.{each.name}.profile"
+            if each.usd_per_slice_hour is None and not (profile.generation and profile.topology):
+                raise ValueError(
+                    f"{whose}.generation and {whose}.topology are needed where a class has no "
+                    "usd_per_slice_hour"
+                )
+            if self.objectives.tpot_s <= profile.base_s:
+                raise ValueError(
+                    f"objectives.tpot_s is {self.objectives.tpot_s:g}; allowed: more than "
+                    f"{whose}.base_s, {profile.base_s:g}"
+                )
         self.objectives.objectives.check(self.profile)
         return self
+
+    @property
+    def has_shapes(self) -> bool:
+        """Returns whether slices of more than one shape are to be had."""
+        return any(each.profile is not None for each in self.classes)
+
+    def profile_of(self, config: ScenarioClass) -> CapacityProfile:
+        """Returns what a slice of this class carries."""
+        return self.profile if config.profile is None else config.profile
 
 
 def shipped_scenarios() -> tuple[str, ...]:

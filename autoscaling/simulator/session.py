@@ -5,7 +5,7 @@ input ends in one line and exit status 2.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from autoscaling.simulator.bounds.hindsight import HindsightError
 from autoscaling.simulator.bounds.lower_bound import LowerBoundError
 from autoscaling.simulator.capacity_plan import make_plan, plan_json, planned_scenario
 from autoscaling.simulator.comparison import as_json, compare
-from autoscaling.simulator.policies import POLICIES
+from autoscaling.simulator.policies import CHOOSE_SHAPES, POLICIES
 from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.report.page import report_page
 from autoscaling.simulator.scenario import Scenario, ScenarioError, read_scenario
@@ -50,8 +50,8 @@ def run_simulate(
 ) -> None:
     """Simulates the scenario and shows the result. Without seeds its own; without policies all."""
     with _one_line_errors():
-        names = _policy_names(policies)
         scenario = read_scenario(scenario_name)
+        names = _policy_names(policies, CHOOSE_SHAPES if scenario.has_shapes else POLICIES)
         prices = price_table(prices_file)
         runs = [prepare_run(scenario, seed, prices, files) for seed in seeds or scenario.seeds]
         console = Console(stderr=is_json)
@@ -107,10 +107,11 @@ def run_plan(
         console.print(line)
 
 
-def _policy_names(asked: Sequence[str]) -> tuple[str, ...]:
-    if unknown := [name for name in asked if name not in POLICIES]:
-        raise ScenarioError(f"policy is {', '.join(unknown)}; allowed: {', '.join(POLICIES)}")
-    return tuple(dict.fromkeys(asked)) or tuple(POLICIES)
+def _policy_names(asked: Sequence[str], able: Collection[str]) -> tuple[str, ...]:
+    """Returns the policies to compare, each once; without any asked for, all that are `able`."""
+    if unknown := [name for name in asked if name not in able]:
+        raise ScenarioError(f"policy is {', '.join(unknown)}; allowed: {', '.join(able)}")
+    return tuple(dict.fromkeys(asked)) or tuple(able)
 
 
 def _provenance(scenario: Scenario, files: Replacements) -> dict[str, str]:

@@ -27,18 +27,25 @@ def is_tpu_host(environment: Mapping[str, str], chips: tuple[HostChip, ...]) -> 
 def host_shape(environment: Mapping[str, str], num_chips: int | None) -> SliceShape | None:
     """The slice that the environment describes; `None` where it describes none.
 
-    `num_chips` of this host chooses between hosts of several sizes; `None` takes the larger.
+    `num_chips` of this host chooses between hosts of several sizes. Where it is `None`, or no such
+    host has as many, the larger one is taken of which there is a host with this one's number.
     """
     generation = named_generation(environment.get(_TYPE, ""))
     topology = environment.get(_TOPOLOGY, "")
     if generation is None or not topology:
         return None
-    for size in (num_chips, None):
-        try:
-            return slice_shape(generation, topology, size)
-        except TopologyError:
-            continue
-    return None
+    try:
+        larger = slice_shape(generation, topology)
+    except TopologyError:
+        return None
+    alike = [shape for shape in shapes(generation) if shape.topology == larger.topology]
+    worker = environment.get(_ID, "0")
+    number = int(worker) if worker.isdecimal() else 0
+    fitting = (
+        *(shape for shape in alike if shape.chips_per_host == num_chips),
+        *(shape for shape in alike if number < shape.num_hosts),
+    )
+    return next(iter(fitting), larger)
 
 
 def check_tpu_environment(

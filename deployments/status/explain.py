@@ -154,6 +154,7 @@ _TOLD = {
     "first_token": "first token",
     "left": "leaves its engine ({cause}: {reason}) after {emitted_tokens} tokens",
     "goes_on": "goes on, after a pause of {paused_s:.3f} s",
+    "unread": "its client left too much of the answer unread, and was ended",
     "ended": "ended, {outcome}, with {output_tokens} tokens",
 }
 _TOLD_AT_LENGTH = {"dispatched": _dispatched, "answered": _answered}

@@ -29,7 +29,8 @@ from serving.artifacts.model_config_file import (
 from serving.config.models import ModelConfig
 from serving.config.slice_settings import slice_spec
 from serving.config.slice_spec import slice_request
-from serving.domain.errors import Problem
+from serving.config.slices import SliceConfig
+from serving.domain.errors import ConfigError, Problem
 from serving.domain.supply.found import find_slices, match_slices
 from serving.domain.topology import GIB
 from serving.tpu.hbm import gib
@@ -40,15 +41,18 @@ from serving.tpu.machines import (
     pods_boot_disk_bytes,
     pods_local_ssd_bytes,
 )
-from serving.tpu.model_facts import ModelFactsError, model_facts
+from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
+from serving.tpu.offload import has_host_cache
+from serving.tpu.plan import plan_engine
+from serving.tpu.requirements import EngineRequirements
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model's stored weights, in bytes, and its architecture."""
+    """A model's stored weights, in bytes, and what its `config.json` says."""
 
     weights_bytes: int
-    architecture: str
+    facts: ModelFacts
 
 
 # By source; `None` where the size is not known.
@@ -67,17 +71,17 @@ def model_sizes(folders: Sequence[Path]) -> SizeOf:
         weights = stored_bytes(facts, find_weights_index(source))
         if weights is None or facts is None:
             return None
-        return ModelSize(weights, facts.architecture)
+        return ModelSize(weights, facts)
 
     return size_of
 
 
 def size_problems(folder: Folder, size_of: SizeOf) -> Iterator[Problem]:
     """Yields every model that does not fit on the disk or in the memory of its group's hosts."""
-    for group, model, num_engines in _models_on_groups(folder):
+    for group, model, slices in _models_on_groups(folder):
         size = size_of(model.source)
         if size is not None:
-            needs = _needs(model, size, num_engines)
+            needs = _needs(model, size, slices)
             yield from _group_problems(folder, group, model, needs)
 
 
@@ -87,20 +91,36 @@ def unknown_sizes(folder: Folder, size_of: SizeOf) -> list[str]:
     return sorted(source for source in sources if size_of(source) is None)
 
 
-def _needs(model: ModelConfig, size: ModelSize, num_engines: int) -> HostNeeds:
+def _needs(model: ModelConfig, size: ModelSize, slices: Sequence[SliceConfig]) -> HostNeeds:
     return host_needs(
         model.source,
         model.engine_args,
         model.engine_env,
         size.weights_bytes,
-        size.architecture,
+        size.facts.architecture,
         is_mounted=model.source.startswith(f"{DATA_FOLDER}/"),
-        num_engines=num_engines,
+        num_engines=max(each.engines_per_host for each in slices),
+        cache_bytes=max(_cache_bytes(model, size.facts, each) for each in slices),
     )
 
 
-def _models_on_groups(folder: Folder) -> Iterator[tuple[FoundGroup, ModelConfig, int]]:
-    """Yields each model with a group that it may run on, and its engines on one host there."""
+def _cache_bytes(model: ModelConfig, facts: ModelFacts, wanted: SliceConfig) -> int:
+    """Returns what one engine's KV cache in its host's memory takes; 0 without one."""
+    if not has_host_cache(model.engine_args):
+        return 0
+    requirements = EngineRequirements(
+        model.source, wanted.engine_shape, model.engine_args, model.engine_env
+    )
+    try:
+        return plan_engine(requirements, facts, model.name).host_cache_bytes
+    except ConfigError:
+        return 0  # what cannot start is told by who checks the engine
+
+
+def _models_on_groups(
+    folder: Folder,
+) -> Iterator[tuple[FoundGroup, ModelConfig, list[SliceConfig]]]:
+    """Yields each model with a group that it may run on, and the slices that it has there."""
     for manifest, path, cluster in ray_clusters(folder):
         app = application_of(folder, manifest)
         if app is None:
@@ -109,14 +129,14 @@ def _models_on_groups(folder: Folder) -> Iterator[tuple[FoundGroup, ModelConfig,
             hosts = hosts_of(group)
             for model in app.models:
                 found = [
-                    each.slice.engines_per_host
+                    each.slice
                     for each in model.deployments
                     if each.slice is not None
                     and (spec := slice_spec(app, model, each)) is not None
                     and match_slices(find_slices(hosts), slice_request(spec)).free
                 ]
                 if model.is_on_tpu and found:
-                    yield group, model, max(found)
+                    yield group, model, found
 
 
 def _group_problems(

@@ -320,7 +320,9 @@ SERVICE = Board(
                     "Clients that left",
                     {
                         "{{model}}": "sum by (model) "
-                        f"(rate(slicewise_cancellations_total{{{_MODEL}}}[$__rate_interval]))"
+                        f"(rate(slicewise_cancellations_total{{{_MODEL}}}[$__rate_interval]))",
+                        "{{model}}, ended for not reading": "sum by (model) "
+                        f"(rate(slicewise_unread_answers_total{{{_MODEL}}}[$__rate_interval]))",
                     },
                     "reqps",
                 ),

@@ -67,6 +67,14 @@ class GatewayConfig(_Section):
     and a time to retry, and not read. At least `max_body_bytes`."""
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = limits.BODY_TIMEOUT_S
     """How long a client may take to send a request's body; then 408."""
+    max_unread_bytes: Annotated[int, Field(ge=128 * KIB, le=GIB)] = limits.MAX_UNREAD_BYTES
+    """Bytes of one answer that may wait in a gateway for a client that does not read; with more its
+    connection is ended, and its engine goes on with others."""
+    unread_budget_bytes: Annotated[int, Field(ge=128 * KIB, le=1024 * GIB)] = (
+        limits.UNREAD_BUDGET_BYTES
+    )
+    """The same for all answers of one gateway; beyond it the client that has left most unread is
+    ended. At least `max_unread_bytes`."""
     request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.REQUEST_DEADLINE_S
     """How long a request waits for its first token, if it does not say (`X-SLO-TTFT-Ms`): in front
     of a model without a ready engine before 503, and for room in one before 429. What cannot have
@@ -259,6 +267,9 @@ class HealthConfig(_Section):
     hang_timeout_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     """Time without an answer after which an engine counts as hung; more than one period, and than
     its longest step. `null`: by the kind of engine, 120 s on TPUs, 20 s on CPUs, 4 s if paced."""
+    start_timeout_s: Annotated[float, Field(gt=0, le=86400)] | None = None
+    """Time that an engine may take to load its weights and compile its programs; then it is ended,
+    and another try made. `null`: by the kind of engine, two hours on TPUs, else half an hour."""
     probe_timeout_s: Annotated[float, Field(ge=0, le=3600)] = limits.PROBE_TIMEOUT_S
     """How long the probe of a slice may take before an engine starts on it; 0: no probe."""
     engine_lease_s: Annotated[float, Field(ge=60, le=86400)] = limits.ENGINE_LEASE_S

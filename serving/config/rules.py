@@ -185,6 +185,9 @@ def gateway_problems(gateway: Raw) -> Iterator[Problem]:
             f"{waiting:g}",
         )
     yield from _no_room_for_one("body", "gateway", gateway, "max_body_bytes", "body_budget_bytes")
+    yield from _no_room_for_one(
+        "answer", "gateway", gateway, "max_unread_bytes", "unread_budget_bytes"
+    )
     for name in ("expected_tokens_per_s", "expected_requests_per_s"):
         if gateway.get(name) is not None and gateway.get("replicas") != "auto":
             yield Problem(

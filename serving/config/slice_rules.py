@@ -120,7 +120,9 @@ def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> 
     sharding = mapping_in(mapping_in(args, "additional_config"), "sharding")
     tensor, pipeline = _integer(args, _TENSOR), _integer(args, _PIPELINE)
     is_vllm = model.get("engine", "vllm") in VLLM_ENGINES
-    is_judged_here = is_vllm and not sharding.get("sharding_strategy")
+    # Copies of a model within an engine are judged with the rest of it (`serving.tpu.rules`).
+    has_copies = (_integer(args, "data_parallel_size") or 1) > 1
+    is_judged_here = is_vllm and not has_copies and not sharding.get("sharding_strategy")
     if not is_judged_here or (tensor is None and pipeline is None):
         return
     # Without a pipeline size vLLM makes one stage.

@@ -22,6 +22,8 @@ MAX_SEQUENCES = 128
 MAX_INPUTS = 2048
 # A gateway's bytes for the bodies of all its requests, and a client's seconds to send one.
 BODY_BUDGET_BYTES, BODY_TIMEOUT_S = 256 * 1024 * 1024, 60.0
+# Bytes of answers that may wait in a gateway for clients which do not read: for one, and for all.
+MAX_UNREAD_BYTES, UNREAD_BUDGET_BYTES = 8 * MIB, 256 * MIB
 # Lines of one batch that are asked at once, until more is known.
 BATCH_LINES_IN_FLIGHT = 64
 # How long the head of a stream waits for its first output, and how long a stream is silent after
@@ -44,6 +46,9 @@ MAX_BUFFERED_BYTES = 8 * MIB
 # compiled within one, for up to a minute or so.
 CHECK_PERIOD_S = 1.0
 PACED_HANG_TIMEOUT_S, CPU_HANG_TIMEOUT_S, TPU_HANG_TIMEOUT_S = 4.0, 20.0, 120.0
+# How long an engine may take from its first process until it takes requests: weights of hundreds of
+# GiB and programs that nobody has compiled before are well within the second, which is a guess.
+CPU_START_TIMEOUT_S, TPU_START_TIMEOUT_S = 1800.0, 7200.0
 # How long the probe of a slice may take.
 PROBE_TIMEOUT_S = 120.0
 # How long an engine goes on without a control process, and how long after one has left in order.

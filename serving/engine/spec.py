@@ -52,6 +52,8 @@ class EngineSpec:
     the terms of `serving.config.application`. An engine that drains waits `stay_s` for requests
     that no other engine can continue, unless its slice is being taken away.
 
+    An engine that is not ready after `start_timeout_s` has failed to start.
+
     An engine without a replica to command it ends after `lease_s`, or after `handover_s` where its
     replica left it in order. A replica takes over an engine whose `fingerprint` is its own: that of
     everything whose change replaces an engine. Empty: it takes none over, and none takes its own.
@@ -85,5 +87,6 @@ class EngineSpec:
     lease_s: float = limits.ENGINE_LEASE_S
     handover_s: float = limits.ENGINE_HANDOVER_S
     silence_s: float = limits.ENGINE_SILENCE_S
+    start_timeout_s: float = limits.CPU_START_TIMEOUT_S
     fingerprint: str = ""
     programs: Programs | None = None

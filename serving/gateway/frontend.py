@@ -135,6 +135,7 @@ class FleetLLM(AsyncLLM):
             log_stats=has_stats,
             stream_interval=config.scheduler_config.stream_interval,
             tracing_enabled=False,
+            on_unreadable=self._fail_unreadable,
         )
         self.engine_core = client  # type: ignore[assignment]
         self.logger_manager = None
@@ -232,6 +233,9 @@ class FleetLLM(AsyncLLM):
         self.client.abort(self.output_processor.abort_requests([root], internal=True))
         if queue is not None:
             fail_after_rest(queue, FleetRequestError(error))
+
+    def _fail_unreadable(self, request_id: str, error: Exception) -> None:
+        self.client.fail_unreadable(request_id, error)
 
     @property
     def num_in_flight(self) -> int:

@@ -46,11 +46,13 @@ _OF_THE_SLICE = frozenset(
     {
         "tensor_parallel_size",
         "pipeline_parallel_size",
+        "data_parallel_size",
         "decode_context_parallel_size",
         "prefill_context_parallel_size",
         "enable_expert_parallel",
         "additional_config",
         "gpu_memory_utilization",
+        "kv_transfer_config",
     }
 )
 
@@ -287,11 +289,13 @@ def _traits(config: ModelConfig, described: Any) -> Iterator[Trait]:
 def _has_groups(config: ModelConfig, described: Any) -> bool:
     """Returns whether some engine computes in several groups, each with requests of its own.
 
-    So do joined slices, and attention that is not divided over all devices. Models with latent
-    attention run in no other way (`serving.tpu.settings`).
+    So do joined slices, copies of a model on one, and attention that is not divided over all
+    devices. Models with latent attention run in no other way (`serving.tpu.settings`).
     """
     slices = (each.slice for each in config.deployments)
     if any(each is not None and each.num_slices > 1 for each in slices):
+        return True
+    if (count(config.engine_args, "data_parallel_size") or 1) > 1:
         return True
     sharding = section(section(config.engine_args, "additional_config"), "sharding")
     strategy = section(sharding, "sharding_strategy")

@@ -112,7 +112,8 @@ class EngineHosts:
 
         Raises:
             ValueError: an engine refuses its arguments. No other slice would change that.
-            EngineDiedError: one failed to start. The caller ends the others.
+            EngineDiedError: one failed to start, or was not ready in time. The caller ends the
+                others.
         """
         group_id = None if reservation is None else reservation.group_id
         name = uuid.uuid4().hex if group_id is None else group_id
@@ -130,7 +131,8 @@ class EngineHosts:
                 **_options(host.actor, spec, reservation, number, environment)
             )
             host.handle = actor.remote(spec, secret, group_id)
-        await _all_or_none(self._start_one(host, staged) for host in self._hosts)
+        starting = _all_or_none(self._start_one(host, staged) for host in self._hosts)
+        await in_time(starting, spec.start_timeout_s, lambda: _stage_words(reached))
 
     async def _start_one(self, host: _Host, on_stage: OnStage) -> None:
         await self._command(host, await host.handle.open.remote(self._life_id))
@@ -359,6 +361,31 @@ async def _follow_stages(host: Any, on_stage: OnStage) -> None:
     stage: LoadStage | None
     while (stage := await host.next_stage.remote()) is not None:
         await on_stage(stage)
+
+
+async def in_time(
+    starting: Coroutine[Any, Any, None], timeout_s: float, stage: Callable[[], str]
+) -> None:
+    """Awaits a start; `stage` says in a few words how far it came.
+
+    Raises:
+        EngineDiedError: it has taken `timeout_s`, and was cancelled.
+    """
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            await starting
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        message = f"not ready {timeout_s:g} s after its start (health.start_timeout_s): {stage()}"
+        raise EngineDiedError(message) from error
+
+
+def _stage_words(reached: Mapping[LoadStage, int]) -> str:
+    """Returns how far engines have come of which so many have reached each stage."""
+    if reached.get(LoadStage.COMPILING):
+        return "it has its weights, and was compiling or warming up"
+    return "it was getting its weights"
 
 
 async def _all_or_none(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -8,7 +8,7 @@ nor when.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,10 @@ _RAY_POLL_S = 0.5
 
 
 class ProbeFailedError(RuntimeError):
-    """The probe of a slice failed; it is in quarantine. Release all slices and acquire others."""
+    """A slice failed its probe, or its chips stayed taken; it is in quarantine.
+
+    Release all slices and acquire others.
+    """
 
     cause = EndCause.BOOT_FAILED
 
@@ -163,6 +166,28 @@ class HeldSlices:
             ends_at_s = time.time() + MAX_DRAIN_S
             watch.announce(Notice(NoticeKind.REPLACEMENT, 0, ends_at_s, reason, "directory"))
 
+    async def chips_in_use(self) -> str:
+        """Returns what has chips of the slices now, for a reader; empty if they are free."""
+        found = await asyncio.gather(*(each.wait_chips_free(0) for each in self.watches))
+        pairs = zip(self.watches, found, strict=True)
+        return "; ".join(self._with_name(each, _by_host(taken)) for each, taken in pairs if taken)
+
+    async def wait_chips_free(self, timeout_s: float) -> None:
+        """Waits until no process has chips of the slices any more.
+
+        Raises:
+            ProbeFailedError: some have after `timeout_s`; that slice is in quarantine now.
+        """
+        found = await asyncio.gather(*(each.wait_chips_free(timeout_s) for each in self.watches))
+        failures = []
+        for each, taken in zip(self.watches, found, strict=True):
+            if taken:
+                reason = f"its chips are not free after {timeout_s:g} s: {_by_host(taken)}"
+                each.fail(reason)
+                failures.append(await self._quarantine(each, taken, reason))
+        if failures:
+            raise ProbeFailedError("; ".join(failures))
+
     async def probe(self, timeout_s: float) -> None:
         """Probes every host and the interconnect of each slice; not the network between slices.
 
@@ -170,19 +195,23 @@ class HeldSlices:
             ProbeFailedError: a slice failed; it is in quarantine now.
         """
         found = await asyncio.gather(*(each.probe(timeout_s) for each in self.watches))
-        failures = []
-        for each, verdict in zip(self.watches, found, strict=True):
-            if verdict.has_passed:
-                continue
-            nodes = {host.worker_id: host.node_id for host in each.slice.hosts}
-            suspects = frozenset(nodes[worker_id] for worker_id in verdict.failing)
-            await self._tell_directory(
-                self._directory.note_failure,
-                self._life_id, each.slice, suspects, FaultCause.PROBE, verdict.reason,
-            )  # fmt: skip
-            failures.append(self._with_name(each, verdict.reason))
+        failures = [
+            await self._quarantine(each, verdict.failing, verdict.reason)
+            for each, verdict in zip(self.watches, found, strict=True)
+            if not verdict.has_passed
+        ]
         if failures:
             raise ProbeFailedError(f"the probe failed: {'; '.join(failures)}")
+
+    async def _quarantine(self, watch: SliceWatch, hosts: Iterable[int], reason: str) -> str:
+        """Has the directory keep others off a slice, by its `hosts`; returns the named reason."""
+        nodes = {host.worker_id: host.node_id for host in watch.slice.hosts}
+        suspects = frozenset(nodes[worker_id] for worker_id in hosts)
+        await self._tell_directory(
+            self._directory.note_failure,
+            self._life_id, watch.slice, suspects, FaultCause.PROBE, reason,
+        )  # fmt: skip
+        return self._with_name(watch, reason)
 
     async def wait_order(self) -> DrainOrder:
         """Waits for the order to leave the slices, and returns it."""
@@ -255,6 +284,10 @@ class HeldSlices:
             for each in self.watches:
                 each.decide()
             await asyncio.sleep(_RAY_POLL_S)
+
+
+def _by_host(words: Mapping[int, str]) -> str:
+    return "; ".join(f"host {worker_id}: {each}" for worker_id, each in words.items())
 
 
 def host_records(watch: SliceWatch) -> tuple[HostRecord, ...]:

@@ -38,6 +38,7 @@ from serving.slices.probe import (
     run_probe_on_host,
 )
 from serving.telemetry.process_log import log_as_actor
+from serving.tpu.host.chip_use import LOCK_FILE, chips_in_use, wait_chips_free
 from serving.tpu.host.judgement import faults_of
 from serving.tpu.host.limits import read_host_limits
 from serving.tpu.host.locked_memory import raise_locked_memory
@@ -144,6 +145,18 @@ class HostAgent:
         faults = self._inspect_host()
         found = await run_probe_on_host(spec, timeout_s)
         return msgspec.structs.replace(found, host_faults=faults)
+
+    async def wait_chips_free(self, timeout_s: float) -> tuple[str, ...]:
+        """Waits until no process has this host's chips; returns what still has after `timeout_s`.
+
+        At 0 it looks once.
+        """
+        lock_file = LOCK_FILE
+        run_dir = os.environ.get(RUN_DIR_VARIABLE)
+        if SIMULATED_VARIABLE in os.environ and run_dir is not None:
+            # Simulated hosts of one machine share its temporary files.
+            lock_file = Path(run_dir) / LOCK_FILE.name
+        return await wait_chips_free(lambda: chips_in_use(lock_file=lock_file), timeout_s)
 
     def _inspect_host(self) -> tuple[str, ...]:
         """Raises what limits it may, for the probe below it, and returns what is left wrong."""

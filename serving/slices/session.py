@@ -54,6 +54,9 @@ _RELEASE_S = 1.5
 # Longer than the end of a host's stream takes to be noticed (`host_heartbeat`).
 _HOST_LOST_S = 1.5
 _RETRY_S = 2.0
+# How long chips may stay with a process that is ending. The kernel closes those of a host within
+# seconds; what has them longer has not ended.
+_CHIPS_FREE_S = 60.0
 # For the directory's answer.
 _ASK_S = 5.0
 _STAGE_WORDS = {
@@ -367,10 +370,20 @@ class SliceSession:
         reason = f"holds every host of {held.reservation.name}"
         await self._reporter.enter(SliceState.RESERVED, reason, names=names)
         if spec.probe_timeout_s > 0:
+            # An engine that was here before may not have let go of them.
+            await self._wait_chips_free(held)
             reason = "chips and interconnect are probed"
             await self._reporter.enter(SliceState.PROBING, reason)
             await self._unless_lost(held.probe(spec.probe_timeout_s))
+        await self._wait_chips_free(held)
         return True
+
+    async def _wait_chips_free(self, held: HeldSlices) -> None:
+        """Waits until no process has chips of the slices; says so where that takes a while."""
+        in_use = await self._unless_lost(held.chips_in_use())
+        if in_use:
+            await self._reporter.enter(SliceState.PROBING, f"waits for chips: {in_use}")
+            await self._unless_lost(held.wait_chips_free(_CHIPS_FREE_S))
 
     async def _start_engines(self) -> None:
         spec = self._spec if self._spec.tpu is None else await self._resolve()

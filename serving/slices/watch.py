@@ -44,8 +44,8 @@ _AGENT_RESTARTS = 3
 # its kernel's, and the question comes only after the kernel has ended the agent's stream.
 _HOST_CHECK_S = 0.25
 _HOST_ANSWER_S = 1.0
-# Beyond the probe's own deadline, for the calls around it.
-_PROBE_SLACK_S = 15.0
+# Beyond the deadline of what an agent is asked, for the call itself.
+_ANSWER_SLACK_S = 15.0
 
 
 class SliceLostError(RuntimeError):
@@ -193,6 +193,30 @@ class SliceWatch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def wait_chips_free(self, timeout_s: float) -> dict[int, str]:
+        """Waits until no process has chips of the slice; returns by host what still has some.
+
+        At 0 it looks once. A host that cannot be asked is no reason to wait: whoever comes to it
+        next finds out.
+        """
+
+        async def ask(worker_id: int) -> str:
+            try:
+                async with asyncio.timeout(timeout_s + _ANSWER_SLACK_S):
+                    left = await self._agents[worker_id].wait_chips_free.remote(timeout_s)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                logger.warning("chips_not_seen slice=%s error=%r", self.slice.name, str(error))
+                return ""
+            return "; ".join(left)
+
+        hosts = range(self._spec.shape.num_hosts)
+        found = dict(zip(hosts, await asyncio.gather(*map(ask, hosts)), strict=True))
+        return {worker_id: words for worker_id, words in found.items() if words}
+
+    def fail(self, reason: str) -> None:
+        """Notes why the slice itself is of no use, where nothing else has ended it."""
+        self._failure = (EndCause.BOOT_FAILED, reason)
+
     async def probe(self, timeout_s: float) -> ProbeVerdict:
         """Probes every host and the interconnect between them."""
         ip, port = await self._agents[0].free_port.remote()
@@ -205,7 +229,7 @@ class SliceWatch:
         if found.has_passed:
             logger.info("probe_passed slice=%s %s", self.slice.name, found.reason)
         else:
-            self._failure = (EndCause.BOOT_FAILED, f"the probe failed: {found.reason}")
+            self.fail(f"the probe failed: {found.reason}")
         return found
 
     async def _probe_host(self, worker_id: int, coordinator: str, timeout_s: float) -> HostProbe:
@@ -219,7 +243,7 @@ class SliceWatch:
             hbm_bytes_per_device=shape.hbm_bytes_per_device,
         )
         try:
-            async with asyncio.timeout(timeout_s + _PROBE_SLACK_S):
+            async with asyncio.timeout(timeout_s + _ANSWER_SLACK_S):
                 result: HostProbe = await self._agents[worker_id].probe.remote(spec, timeout_s)
                 return result
         except (ray.exceptions.RayError, TimeoutError) as error:

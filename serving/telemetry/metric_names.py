@@ -469,6 +469,12 @@ SERVING_COUNTS = (
         "Requests whose client left before it had the whole answer",
         tenant=_TENANTS,
     ),
+    _counter(
+        Scope.MODEL,
+        "slicewise_unread_answers_total",
+        "Cancellations of clients that had left too much of the answer unread, and were ended",
+        tenant=_TENANTS,
+    ),
 )
 # Of tenants' quotas: uses and limits over all gateways, the same at every gateway but for half a
 # second; refusals are each gateway's own.

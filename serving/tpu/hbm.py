@@ -40,13 +40,14 @@ class Sharding:
     """The layout of a model over devices. `tensor` counts the shards of an MLP within a stage.
 
     Among those shards, `attention_data` groups each hold the whole attention and their own
-    sequences. Each of the `slices` of a multislice holds all of that once.
+    sequences. Each of the `copies` of the model holds all of that once: on a slice each of a
+    multislice, or on as many parts of one slice.
     """
 
     tensor: int
     pipeline: int = 1
     attention_data: int = 1
-    slices: int = 1
+    copies: int = 1
 
     @property
     def attention_shards(self) -> int:
@@ -56,13 +57,17 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequirements:
-    """The requirements of an engine. Lengths are tokens; `utilization` is a share of the memory."""
+    """The requirements of an engine. Lengths are tokens; `utilization` is a share of the memory.
+
+    `staging_tokens`: the tokens whose cache is kept free for copies to and from the host.
+    """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     utilization: float
     kv_cache_dtype: str = "auto"
+    staging_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +152,16 @@ def hbm_budget(
     hbm = usable_hbm_bytes(shape)
     reserve = int(hbm * (1 - requirements.utilization))
     weights = weight_bytes(facts, sharding)
+    per_token = kv_bytes_per_token(facts, sharding, requirements.kv_cache_dtype)
+    staging = requirements.staging_tokens * per_token
     return HbmBudget(
         hbm_bytes=hbm,
         reserve_bytes=reserve,
         workspace_bytes=_workspace_bytes(facts, sharding, requirements),
         weights_bytes=weights,
-        cache_bytes=hbm - reserve - weights,
-        kv_bytes_per_token=kv_bytes_per_token(facts, sharding, requirements.kv_cache_dtype),
-        cache_groups=sharding.attention_data * sharding.slices,
+        cache_bytes=hbm - reserve - weights - staging,
+        kv_bytes_per_token=per_token,
+        cache_groups=sharding.attention_data * sharding.copies,
         max_model_len=requirements.max_model_len,
     )
 

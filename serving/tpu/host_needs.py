@@ -32,7 +32,8 @@ _STREAMERS = (STREAMER, "runai_streamer_sharded", "tpu_streaming_loader")
 class HostNeeds:
     """What one model needs of each of its hosts, in bytes, and how it was found.
 
-    `disk_bytes` of 0: its weights pass the disk by. `memory_bytes` are needed while it loads.
+    `disk_bytes` of 0: its weights pass the disk by. `memory_bytes` are needed while it loads, and
+    of them those of a KV cache as long as it serves.
     """
 
     weights_bytes: int
@@ -64,10 +65,12 @@ def host_needs(
     *,
     is_mounted: bool,
     num_engines: int = 1,
+    cache_bytes: int = 0,
 ) -> HostNeeds:
     """Returns what a model of that size needs of each host, which has `num_engines` of it.
 
-    `is_mounted`: the source is a folder that is not on the host's own disk.
+    `is_mounted`: the source is a folder that is not on the host's own disk. `cache_bytes`: of the
+    KV cache that each engine keeps in the host's memory, 0 without one.
     """
     passes_disk = is_mounted or is_streamed(source)
     streams = is_streamed(source) or args.get("load_format") in _STREAMERS
@@ -79,6 +82,9 @@ def host_needs(
     if num_engines > 1:
         words.append(f"by each of {num_engines} engines")
     others_bytes = _MEMORY_OF_OTHERS_BYTES + (num_engines - 1) * _MEMORY_OF_ENGINE_BYTES
+    if cache_bytes:
+        words.append(f"a KV cache of {gib(cache_bytes)} for each engine")
+        others_bytes += num_engines * cache_bytes
     return HostNeeds(
         weights_bytes,
         0 if passes_disk else weights_bytes + _DISK_OF_OTHERS_BYTES,

@@ -53,6 +53,14 @@ class EnginePlan:
     divisions: tuple[Division, ...] = ()
 
     @property
+    def host_cache_bytes(self) -> int:
+        """What its cache in the host's memory takes there; 0 without one, or if not counted."""
+        cache = self.settings.host_cache
+        if cache is None or self.budget is None:
+            return 0
+        return cache.tokens * self.budget.kv_bytes_per_token * self.requirements.shape.num_devices
+
+    @property
     def can_start(self) -> bool:
         """True unless the engine is known not to fit."""
         return self.budget is None or self.budget.fits

@@ -49,6 +49,16 @@ class EngineRequirements:
         return self.num_slices * self.shape.num_hosts
 
     @property
+    def data_parallel(self) -> int:
+        """How many copies of the model share one slice; joined slices hold one each besides."""
+        return count(self.args, "data_parallel_size") or 1
+
+    @property
+    def copies(self) -> int:
+        """How many times the engine holds the whole model, each time with requests of its own."""
+        return self.num_slices * self.data_parallel
+
+    @property
     def has_lora(self) -> bool:
         """True if adapters may be loaded."""
         return self.args.get("enable_lora") is True

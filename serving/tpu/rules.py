@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from serving.domain.errors import Problem
 from serving.tpu.chips import VISIBLE_CHIPS
+from serving.tpu.offload import CONNECTOR, has_host_cache, host_cache_problems
 from serving.tpu.requirements import Args, EngineRequirements, count, is_on, section
 
 MODEL_IMPL = "MODEL_IMPL_TYPE"
@@ -45,7 +46,12 @@ _QUANTIZATIONS = (
     "modelopt_fp4",
     "deepseek_v4_fp8",
 )
-_CONNECTORS = ("TPUConnector", "TPUConnectorHMA", "TPUOffloadConnector", "RaidenOffloadConnector")
+# Connectors that tpu-inference takes and we refuse, with the reason.
+_REFUSED_CONNECTORS = {
+    "TPUConnector": "no gateway sends one request to two engines",
+    "TPUConnectorHMA": "no gateway sends one request to two engines",
+    "RaidenOffloadConnector": "the package tpu-raiden that it needs is not in the image",
+}
 _SPECULATIVE = ("ngram", "dflash", "dspark", "eagle", "eagle3", "mtp")
 
 
@@ -54,8 +60,10 @@ def argument_problems(path: str, requirements: EngineRequirements) -> Iterator[P
     yield from _owned_env_problems(f"{path}.engine_env", requirements)
     yield from _data_parallel_problems(path, requirements)
     yield from _joined_problems(path, requirements)
+    yield from _copies_problems(path, requirements)
     yield from _context_parallel_problems(f"{path}.engine_args", requirements)
     yield from _feature_problems(f"{path}.engine_args", requirements.args)
+    yield from host_cache_problems(f"{path}.engine_args", requirements)
     yield from _decode_problems(f"{path}.engine_args", requirements)
     if requirements.has_lora and requirements.env.get(MODEL_IMPL, "vllm") not in ("vllm", "auto"):
         yield Problem(
@@ -151,6 +159,49 @@ def _joined_problems(path: str, requirements: EngineRequirements) -> Iterator[Pr
         )
 
 
+def _copies_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
+    """Yields what cannot be where several copies of a model share one slice."""
+    copies = requirements.data_parallel
+    if copies == 1:
+        return
+    field = f"{path}.engine_args.data_parallel_size"
+    reasons = {
+        "joined slices hold a copy each already": requirements.num_slices > 1,
+        "copies of a model over several hosts were never run": requirements.shape.num_hosts > 1,
+        "its copies have no pipeline stages": (
+            (count(requirements.args, "pipeline_parallel_size") or 1) > 1
+        ),
+        "tpu-inference has no LoRA with data parallelism": requirements.has_lora,
+        "it was never seen together with a sharding_strategy": bool(requirements.strategy),
+        "a KV cache in the host's memory does not know of copies": has_host_cache(
+            requirements.args
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            yield Problem(field, reason, "allowed: 1, or num_engines of the slice", f"{copies}")
+    tensor = count(requirements.args, "tensor_parallel_size")
+    devices = requirements.shape.num_devices
+    if devices % copies or requirements.shape.num_chips % copies:
+        chips = requirements.shape.num_chips
+        allowed = f"allowed: a divisor of {chips}, so that each copy has whole chips"
+        yield Problem(field, f"does not divide {chips} chips", allowed, f"{copies}")
+    elif tensor is not None and tensor * copies != devices:
+        yield Problem(
+            f"{path}.engine_args.tensor_parallel_size",
+            f"{copies} copies of it are not the {devices} devices of the slice",
+            f"allowed: {devices // copies}, or leave it out",
+            f"{tensor}",
+        )
+    if NEW_DESIGN in requirements.env and not is_on(requirements.env, NEW_DESIGN):
+        yield Problem(
+            f"{path}.engine_env.{NEW_DESIGN}",
+            "several copies in one engine exist in the new model design only",
+            "allowed: 1, or leave it out",
+            requirements.env[NEW_DESIGN],
+        )
+
+
 def _context_parallel_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
     decode = count(requirements.args, "decode_context_parallel_size") or 1
     prefill = count(requirements.args, "prefill_context_parallel_size") or 1
@@ -180,7 +231,15 @@ def _feature_problems(path: str, args: Args) -> Iterator[Problem]:
         yield Problem(f"{path}.enable_sleep_mode", "a TPU engine cannot sleep", allowed, "true")
     yield from _one_of(path, "quantization", args.get("quantization"), _QUANTIZATIONS)
     connector = section(args, "kv_transfer_config").get("kv_connector")
-    yield from _one_of(f"{path}.kv_transfer_config", "kv_connector", connector, _CONNECTORS)
+    if isinstance(connector, str) and connector in _REFUSED_CONNECTORS:
+        yield Problem(
+            f"{path}.kv_transfer_config.kv_connector",
+            _REFUSED_CONNECTORS[connector],
+            f"allowed: {CONNECTOR}, or no kv_transfer_config",
+            connector,
+        )
+    else:
+        yield from _one_of(f"{path}.kv_transfer_config", "kv_connector", connector, (CONNECTOR,))
     method = section(args, "speculative_config").get("method")
     if not (isinstance(method, str) and method.endswith("_mtp")):
         yield from _one_of(f"{path}.speculative_config", "method", method, _SPECULATIVE)

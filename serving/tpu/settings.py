@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from serving.artifacts.weights.sources import STREAMER, is_streamed
 from serving.domain.errors import ConfigError
 from serving.domain.topology import SliceShape, parallelism_choices
+from serving.tpu.features import untried_notes
 from serving.tpu.hbm import MemoryRequirements, Sharding
 from serving.tpu.model_facts import ModelFacts
 from serving.tpu.model_rules import (
@@ -19,6 +20,13 @@ from serving.tpu.model_rules import (
     model_problems,
     needs_torch_model,
     shards_more_than_heads,
+)
+from serving.tpu.offload import (
+    CONNECTOR_MODULE,
+    HostCache,
+    has_host_cache,
+    host_cache,
+    host_cache_env,
 )
 from serving.tpu.requirements import EngineRequirements, count, is_on, section
 from serving.tpu.rules import (
@@ -55,6 +63,7 @@ class EngineSettings:
 
     `token_buckets` and `request_buckets` are the sizes of a step that warm-up compiles programs
     for, per copy of the attention. `notes` are what an operator should know; none stops a start.
+    `host_cache` is what it keeps in the memory of its host, `None` if nothing.
     """
 
     args: tuple[Setting, ...]
@@ -64,6 +73,7 @@ class EngineSettings:
     token_buckets: tuple[int, ...]
     request_buckets: tuple[int, ...]
     notes: tuple[str, ...]
+    host_cache: HostCache | None = None
 
     @property
     def engine_args(self) -> dict[str, object]:
@@ -95,7 +105,8 @@ def engine_settings(
     args = tuple(_by_hand_or(requirements.args, _args(requirements, facts, sharding)))
     env = tuple(_by_hand_or(requirements.env, _env(requirements, facts, sharding)))
     values = {setting.name: setting.value for setting in args}
-    memory = _memory(values, facts)
+    host = host_cache(values, {setting.name: str(setting.value) for setting in env})
+    memory = _memory(values, facts, 0 if host is None else host.staging_tokens)
     return EngineSettings(
         args=args,
         env=env,
@@ -104,6 +115,7 @@ def engine_settings(
         token_buckets=token_buckets(memory.max_num_batched_tokens, requirements.env),
         request_buckets=request_buckets(memory.max_num_seqs),
         notes=tuple(_notes(requirements, facts, sharding)),
+        host_cache=host,
     )
 
 
@@ -112,11 +124,11 @@ def sharding_of(requirements: EngineRequirements, facts: ModelFacts | None) -> S
     shape, args, strategy = requirements.shape, requirements.args, requirements.strategy
     stages = count(args, _PIPELINE) or 1
     tensor = count(strategy, "tensor_parallelism") or count(args, _TENSOR)
-    tensor = tensor or _tensor_for(shape, stages)
+    tensor = tensor or max(1, _tensor_for(shape, stages) // requirements.data_parallel)
     groups = 1
     if strategy.get("enable_dp_attention") is True or (facts is not None and facts.is_mla):
         groups = count(strategy, "attn_dp_size") or _derived_groups(tensor, facts)
-    return Sharding(tensor, stages, groups, requirements.num_slices)
+    return Sharding(tensor, stages, groups, requirements.copies)
 
 
 def token_buckets(max_num_batched_tokens: int, env: Mapping[str, str]) -> tuple[int, ...]:
@@ -152,7 +164,8 @@ def _args(
     slices = "the whole slice" if requirements.num_slices == 1 else "each whole slice"
     if shape.devices_per_chip > 1:
         devices += f" ({shape.num_chips} chips of {shape.devices_per_chip})"
-    share = "all" if sharding.pipeline == 1 else f"one of {sharding.pipeline} parts of the"
+    num_parts = max(sharding.pipeline, requirements.data_parallel)
+    share = "all" if num_parts == 1 else f"one of {num_parts} parts of the"
     yield Setting(_TENSOR, sharding.tensor, f"{share} {devices} share each layer")
     yield Setting(
         _PIPELINE,
@@ -187,6 +200,13 @@ def _args(
     if is_streamed(requirements.model):
         reason = "streamed from the bucket into memory, past the disk"
         yield Setting("load_format", STREAMER, reason)
+    if has_host_cache(requirements.args):
+        given = section(requirements.args, "kv_transfer_config")
+        yield Setting(
+            "kv_transfer_config",
+            {"kv_connector_module_path": CONNECTOR_MODULE, "kv_role": "kv_both", **given},
+            "where vLLM finds the connector, and that one engine both keeps and finds",
+        )
     if facts is not None and facts.is_multimodal:
         reason = "tpu-inference cannot split a multimodal input over steps"
         yield Setting("disable_chunked_mm_input", True, reason)  # noqa: FBT003 - a value
@@ -225,7 +245,12 @@ def _env(
         )
         reason = "one engine over all slices, which spreads requests over them itself"
         yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
+    elif requirements.data_parallel > 1:
+        reason = "one engine over all copies, which spreads requests over them itself"
+        yield Setting("TPU_MULTIPROCESS_DP", "0", reason)
     yield from _model_env(requirements, facts, sharding)
+    for name, value, reason in host_cache_env(requirements.args):
+        yield Setting(name, value, reason)
     if requirements.compile_cache is not None:
         yield from _cache_env(requirements.compile_cache)
 
@@ -250,6 +275,8 @@ def _model_env(
         yield Setting(NEW_DESIGN, "1", "attention data parallelism exists in this design only")
     elif requirements.num_slices > 1:
         yield Setting(NEW_DESIGN, "1", "a mesh over several slices exists in this design only")
+    elif requirements.data_parallel > 1:
+        yield Setting(NEW_DESIGN, "1", "several copies in one engine exist in this design only")
     elif context > 1:
         yield Setting(NEW_DESIGN, "1", "context parallelism exists in this design only")
 
@@ -288,7 +315,9 @@ def _by_hand_or(given: Mapping[str, object], chosen: Iterator[Setting]) -> Itera
             yield setting
 
 
-def _memory(values: Mapping[str, object], facts: ModelFacts | None) -> MemoryRequirements:
+def _memory(
+    values: Mapping[str, object], facts: ModelFacts | None, staging_tokens: int
+) -> MemoryRequirements:
     utilization = values["gpu_memory_utilization"]
     return MemoryRequirements(
         max_model_len=count(values, "max_model_len") or (facts.max_model_len if facts else 0),
@@ -296,6 +325,7 @@ def _memory(values: Mapping[str, object], facts: ModelFacts | None) -> MemoryReq
         max_num_batched_tokens=count(values, "max_num_batched_tokens") or _DEFAULT_BATCHED,
         utilization=float(utilization) if isinstance(utilization, (int, float)) else 0.0,
         kv_cache_dtype=str(values.get("kv_cache_dtype", "auto")),
+        staging_tokens=staging_tokens,
     )
 
 
@@ -326,6 +356,7 @@ def _notes(
         yield "no config.json at hand: nothing that depends on the model was decided or checked"
     else:
         yield from _model_notes(facts, sharding)
+    yield from untried_notes(requirements, facts)
     if requirements.compile_cache is None:
         yield "no compile_cache: compiled programs are lost with the pod, each start compiles anew"
     if is_on(requirements.env, "VLLM_XLA_CHECK_RECOMPILATION"):
@@ -337,6 +368,11 @@ def _notes(
         yield (
             f"each of the {requirements.num_slices} slices has max_num_seqs and "
             "max_num_batched_tokens of its own; the loss of one ends the engine on all of them"
+        )
+    if requirements.data_parallel > 1:
+        yield (
+            f"each of the {requirements.data_parallel} copies has max_num_seqs and "
+            "max_num_batched_tokens of its own; they step together"
         )
     if requirements.shape.num_hosts > 1 and sharding.pipeline == 1:
         yield (

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import request_start
 from benchmarks.request_cost import SHAPES, Row, gateways, report
 from tests.e2e.application import PROJECT_ROOT
 
@@ -19,3 +20,11 @@ async def test_each_kind_of_request_has_a_cost() -> None:
             assert loop_us > 0
             rows.append(Row(shape.name, "now", cost.before_us, cost.after_us, loop_us))
     assert len(report(rows).splitlines()) == 2 + len(SHAPES)
+
+
+def test_whole_application_answers_rounds_of_each_size() -> None:
+    starts = request_start.run(num_rounds=2)
+    assert [start.at_once for start in starts] == list(request_start.AT_ONCE)
+    # Of many at once the gateway's own time is more than what it computes without requests.
+    assert starts[-1].median_us > 0
+    assert len(list(request_start.report(starts))) == 2 + len(starts)

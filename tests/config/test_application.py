@@ -156,7 +156,7 @@ def test_number_of_gateways_is_the_one_given_or_follows_from_the_most_engines() 
     assert count.number == 4
     assert count.reason == (
         "40,960 tokens/s (2,048 sequences on 8 engines of demo at 20 each, assumed) and "
-        "160 requests/s (answers of 256 tokens, assumed) need 1.86 cores; "
+        "160 requests/s (answers of 256 tokens, assumed) need 1.71 cores; "
         "each gateway takes at most 0.5 of one"
     )
     # With 1 CPU each, and control processes for eight engines, directory and dashboard.
@@ -257,7 +257,8 @@ BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"engine_args": {"data_parallel_size": 2}},
         "models[0].engine_args.data_parallel_size: set by Slicewise (value 2); for more engines "
-        "raise `replicas`, or `num_engines` of the slice, which they then share",
+        "raise `replicas`, or `num_engines` of the slice, which they then share; "
+        "`data_parallel_size` is open for vllm-tpu",
     ),
     (
         {"engine_args": {"hf_token": "hf_abc"}},
@@ -466,8 +467,8 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     (
         "gateway",
         {"replicas": "auto", "expected_tokens_per_s": 1e8, "expected_requests_per_s": 0},
-        "gateway.replicas: 5,625 gateways are more than there may be: 100,000,000 tokens/s "
-        "(expected) and 0 requests/s (expected) need 2700.00 cores; each gateway takes at most 0.5 "
+        "gateway.replicas: 6,250 gateways are more than there may be: 100,000,000 tokens/s "
+        "(expected) and 0 requests/s (expected) need 3000.00 cores; each gateway takes at most 0.5 "
         'of one (value "auto"); allowed: an integer up to 1024, or the rates that you expect',
     ),
     (
@@ -492,6 +493,12 @@ BAD_SECTIONS: list[tuple[str, dict[str, Any], str]] = [
         {"max_body_bytes": 2048, "body_budget_bytes": 2047},
         "gateway.body_budget_bytes: no room for one body of the length allowed (value 2047); "
         "allowed: at least gateway.max_body_bytes, 2048",
+    ),
+    (
+        "gateway",
+        {"unread_budget_bytes": 8 * 2**20 - 1},
+        "gateway.unread_budget_bytes: no room for one answer of the length allowed "
+        "(value 8388607); allowed: at least gateway.max_unread_bytes, 8388608",
     ),
     (
         "gateway",

@@ -82,6 +82,19 @@ def test_sizes_on_joined_slices_are_those_of_one() -> None:
     assert "tensor x pipeline is not the 16 devices of a v6e 4x4 slice" in problem
 
 
+def test_copies_of_a_model_share_a_slice_of_one_host_and_are_judged_with_the_rest() -> None:
+    shape = {"topology": "2x4", "chips_per_host": 8}
+    two = {"engine": "vllm-tpu", "engine_args": {"data_parallel_size": 2}}
+    assert check(raw_config(wanted=shape, **two)).num_chips == 8
+    both = {"data_parallel_size": 2, "tensor_parallel_size": 8}
+    (problem,) = problems(raw_config(wanted=shape, **{"engine": "vllm-tpu", "engine_args": both}))
+    assert "2 copies of it are not the 8 devices of the slice (value 8); allowed: 4" in problem
+    (problem,) = problems(
+        raw_config(wanted=shape, **{"engine": "vllm", "engine_args": {"data_parallel_size": 2}})
+    )
+    assert "set by Slicewise (value 2)" in problem
+
+
 @pytest.mark.parametrize(
     ("name", "market", "notice_s", "run_s"),
     [

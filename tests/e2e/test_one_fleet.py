@@ -16,7 +16,7 @@ import yaml
 
 from autoscaling.replay import replay_log
 
-from .application import PROJECT_ROOT, RunningApplication
+from .application import PROJECT_ROOT, Role, RunningApplication
 from .open_loop import open_loop
 
 # Minutes: models wait for forecasts, and for slices of others.
@@ -158,6 +158,28 @@ async def test_who_comes_first_has_the_slices_of_a_quota_and_gives_them_back(
         assert 200 in statuses
         await application.until_ready(LATER_S, code={"reserved": 2}, chat={"reserved": 0})
     assert replay_log(application.decision_log).differences == ()
+
+
+async def test_controller_that_is_killed_gives_nothing_of_a_quota_twice(
+    application: OneFleet,
+) -> None:
+    """In the middle of a change of hands; what the policy after it finds is what there is."""
+    async with loaded(application, CODE):
+        await application.until_ready(LATER_S, code={"reserved": 2})
+        async with loaded(application, CHAT) as statuses:
+            await asyncio.to_thread(
+                application.wait_fleet,
+                lambda fleet: num_ready(fleet, CODE, "reserved") < 2,
+                LATER_S,
+            )
+            (controller,) = application.processes(Role.CONTROLLER)
+            controller.kill()
+            # On the way there, too, no more than the quota is held: `until_ready` looks.
+            await application.until_ready(LATER_S, chat={"reserved": 2})
+        assert 200 in statuses
+        await application.until_ready(LATER_S, code={"reserved": 2}, chat={"reserved": 0})
+    (anew,) = application.processes(Role.CONTROLLER)
+    assert anew.pid != controller.pid
 
 
 async def test_model_gets_the_shape_that_its_load_is_cheapest_on(application: OneFleet) -> None:

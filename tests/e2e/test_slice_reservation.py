@@ -16,6 +16,10 @@ import yaml
 from ray._private import state as ray_state
 from ray.util.placement_group import placement_group_table
 
+from serving.config.slice_spec import RUN_DIR_VARIABLE
+from serving.tpu.host.chip_use import LOCK_FILE
+from tests.hosts.chip_holders import Held, holding
+
 from .application import (
     Role,
     RunningApplication,
@@ -123,6 +127,23 @@ def test_more_replicas_than_slices_wait_and_are_cancelled_within_five_seconds(
     wait_until(lambda: sorted(map(str, standing_groups())) == sorted(map(str, groups_before)), 60.0)
     application.wait_fleet(is_ready, READY_S)
     assert {row["replica_id"] for row in slices(application)} == held
+
+
+def test_engine_waits_for_chips_that_a_process_still_has(
+    application: RunningApplication,
+) -> None:
+    application.wait_fleet(is_ready, READY_S)
+    hosts = {each.environ()["TPU_NAME"]: each for each in application.processes(Role.ENGINE_HOST)}
+    first = Path(hosts["spot-1"].environ()[RUN_DIR_VARIABLE])
+    lock = first.with_name("spot-1-1") / LOCK_FILE.name
+    with holding(Held.LOCKED, lock) as process:
+        hosts["spot-1"].kill()
+        reason = f"waits for chips: host 1: libtpu's lock is held by process {process.pid} (python"
+        application.wait_fleet(
+            lambda fleet: any(reason in row["reason"] for row in fleet["slices"]), READY_S
+        )
+        assert linked_engines(application.fleet()) == {"paced": 1}
+    application.wait_fleet(is_ready, READY_S)
 
 
 def test_nothing_leaks_whoever_is_killed(application: RunningApplication) -> None:

@@ -1,6 +1,7 @@
 """The same conversations, one request after the other, at an engine and at a paced one.
 
 How much each finds in its cache is a matter of its blocks, and of which of them it gives up first.
+What an engine has told of them is what a gateway forecasts by.
 """
 
 import asyncio
@@ -8,11 +9,14 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from serving.domain.tokens.cached_blocks import joined
+from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.domain.tokens.paced import LETTERS, paced_tokens, prompt_seed
 from serving.engine.paced.batch import PacedBatch, PacedSequence
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.kv_cache import CachedSequence
 from serving.engine.vllm.engine import VllmEngine
+from serving.gateway.dispatch.choice.cache_index import CacheIndex
 from serving.link.messages import TokenRequest
 
 NUM_REQUESTS = 500
@@ -70,10 +74,14 @@ async def found_by(
     conversations: Conversations,
     make: Callable[[str, list[int], int], TokenRequest],
 ) -> AsyncIterator[int]:
-    """Yields how many tokens of each request an engine has in its cache."""
+    """Yields how many tokens of each request an engine has in its cache.
+
+    A gateway that had heard all that the engine has told would have known it, in whole units.
+    """
     answers: list[list[int]] = []
     for number, prompt in enumerate(conversations.prompts(answers)):
         num_cached, answer = 0, []
+        foreseen, unit = _foreseen(engine, prompt)
         async with asyncio.timeout(_ANSWER_S):
             await engine.submit(make(f"r{number}", prompt, conversations.turns[number].num_tokens))
             is_over = False
@@ -83,7 +91,21 @@ async def found_by(
                     num_cached += output.num_cached or 0
                     is_over = output.finish is not None
         answers.append(answer)
+        assert num_cached // unit == foreseen // unit, (number, num_cached, foreseen)
         yield num_cached
+
+
+def _foreseen(engine: VllmEngine, prompt: Sequence[int]) -> tuple[int, int]:
+    """Returns how much of a prompt is cached, by what the engine told, and the unit it tells in."""
+    mirror = engine.cached
+    assert mirror is not None
+    index = CacheIndex()
+    index.add_engine("it", mirror.layout)
+    index.take_all("it", joined(mirror.keys), is_first=True)
+    found = index.find(NamedBlocks(prompt))
+    # The last token of a prompt is always computed.
+    most = len(prompt) - 1
+    return min(found.most if found is not None else 0, most), mirror.layout.unit_tokens
 
 
 def found_by_paced(conversations: Conversations, num_blocks: int, block_size: int) -> Iterator[int]:

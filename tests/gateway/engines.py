@@ -204,7 +204,11 @@ class ScriptedLink:
     def step(self, num_steps: int = 1, only: list[str] | None = None) -> None:
         """Makes steps and delivers each, for `only` these requests if that is given."""
         for _ in range(num_steps):
-            self._on_step(self.make_step(only))
+            self.deliver(self.make_step(only))
+
+    def deliver(self, step: Step) -> None:
+        """Delivers a step that was made, or made up."""
+        self._on_step(step)
 
     def fail_at(self, request_id: str, *token_ids: int) -> None:
         """Ends a request with an error for which there is no reason."""

@@ -248,8 +248,9 @@ GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
                 },
             }
         },
+        {"engine_args": {"max_model_len": 512, "data_parallel_size": 2}},
     ],
-    ids=["joined slices", "attention"],
+    ids=["joined slices", "attention", "copies"],
 )
 async def test_grammar_is_refused_with_data_parallelism_and_a_free_tool_is_not(
     more: dict[str, Any],

@@ -6,10 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from serving.link.engine_protocol import EngineDiedError
 from serving.ownership.control_client import EngineControl, EngineGoneError, SupersededError
 from serving.ownership.deed import DeedEngine, EngineDeed, encode_deed
 from serving.ownership.lease import ClaimRefusedError
-from serving.slices.engine_hosts import EngineHosts
+from serving.slices.engine_hosts import EngineHosts, in_time
 from tests.ownership.test_control import SECRET, Host, host, left
 
 LEASE_S = 3600.0
@@ -128,3 +129,29 @@ async def test_end_of_one_is_told_and_the_others_are_drained() -> None:
 
 async def test_no_engines_are_nobodys_to_keep() -> None:
     assert await hosts_of("first").end() is True
+
+
+async def test_start_that_takes_too_long_is_cancelled_and_says_how_far_it_came() -> None:
+    ended = asyncio.Event()
+
+    async def starting() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(EngineDiedError) as caught:
+        await in_time(starting(), 0.05, lambda: "it was getting its weights")
+    assert str(caught.value) == (
+        "not ready 0.05 s after its start (health.start_timeout_s): it was getting its weights"
+    )
+    assert ended.is_set()
+
+
+async def test_start_in_time_is_left_alone_and_its_own_timeout_is_its_own() -> None:
+    async def runs_out() -> None:
+        raise TimeoutError("a call of its own")
+
+    await in_time(asyncio.sleep(0), 60.0, str)
+    with pytest.raises(TimeoutError, match="a call of its own"):
+        await in_time(runs_out(), 60.0, str)

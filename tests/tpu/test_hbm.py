@@ -92,7 +92,7 @@ def test_groups_add_up_in_the_cache_and_not_in_one_sequence() -> None:
 def test_joined_slices_hold_the_weights_each_and_add_up_in_the_cache() -> None:
     shape, facts = slice_shape("v6e", "2x2"), facts_of(LLAMA_8B)
     alone = hbm_budget(facts, shape, Sharding(4), WISH)
-    joined = hbm_budget(facts, shape, Sharding(4, slices=2), WISH)
+    joined = hbm_budget(facts, shape, Sharding(4, copies=2), WISH)
     assert joined.weights_bytes == alone.weights_bytes
     assert joined.tokens_per_group == alone.tokens_per_group
     assert joined.cache_tokens == 2 * alone.cache_tokens

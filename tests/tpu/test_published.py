@@ -3,16 +3,19 @@
 import json
 
 import pytest
+import yaml
 
-from deployments.engine_plan import plan_json, plan_lines
+from deployments.engine_plan import plan_json, plan_lines, plan_serve_config
 from serving.artifacts.model_config_file import find_model_config
+from serving.config.sections import load_yaml
+from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.topology import TopologyError, slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import EnginePlan, plan_engine
 from serving.tpu.published import FIGURES, RECIPES, Recipe, recipe_for
 from serving.tpu.requirements import EngineRequirements
 
-from .models import MODELS, QWEN_8B, facts_of
+from .models import DEPLOYMENTS, MODELS, QWEN_8B, facts_of
 
 # Recipes for slices that Ray 2.60 does not reserve, and of models that we ship no facts of.
 NOT_RESERVED = {("Qwen3-32B", "tpu7x")}
@@ -91,6 +94,39 @@ def test_plan_shows_the_recipe_with_what_differs_and_where_it_is_from() -> None:
     told = json.loads(json.dumps(plan_json(plan)))
     assert told["recipe"]["args"]["max_num_seqs"] == 256
     assert told["published"]["requests_per_s"] == 7.0
+
+
+def test_plan_is_made_with_a_recipe_and_says_what_to_write() -> None:
+    """What is set by hand stays, sizes and lengths are not the recipe's; what is written is it."""
+    path = DEPLOYMENTS / "tpu7x-2x2x1-qwen3-coder-480b.yaml"
+    raw = load_yaml(path.read_text())
+    (model,) = raw["applications"][0]["args"]["models"]
+    model["engine_args"] |= {"max_num_seqs": 64}
+    vllm_args = installed_vllm_args()
+    (plan,) = plan_serve_config(raw, vllm_args, [MODELS], takes_recipe=True).plans
+    args = {each.name: each for each in plan.settings.args}
+    assert (args["max_num_seqs"].value, args["max_num_seqs"].reason) == (64, "set by hand")
+    assert (args["block_size"].value, args["kv_cache_dtype"].value) == (256, "fp8")
+    assert "tpu-recipes" in args["block_size"].reason
+    assert args["max_model_len"].value == model["engine_args"]["max_model_len"]
+    lines = list(plan_lines(plan))
+    begin = next(at for at, line in enumerate(lines) if "write into the model" in line)
+    end = next(at for at in range(begin + 1, len(lines)) if not lines[at].startswith("    "))
+    written = yaml.safe_load("\n".join(line[4:] for line in lines[begin + 1 : end]))
+    model["engine_args"] |= written["engine_args"]
+    model["engine_env"] = model.get("engine_env", {}) | written["engine_env"]
+    (again,) = plan_serve_config(raw, vllm_args, [MODELS]).plans
+    assert again.settings.engine_args == plan.settings.engine_args
+    assert again.settings.environment == plan.settings.environment
+    assert again.budget == plan.budget
+
+
+def test_plan_without_a_recipe_is_the_plan() -> None:
+    raw = load_yaml((DEPLOYMENTS / "v5e-2x4-qwen3-8b.yaml").read_text())
+    both = [
+        plan_serve_config(raw, None, [MODELS], takes_recipe=each).plans for each in (True, False)
+    ]
+    assert both[0] == both[1]
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,34 @@ def test_slice_and_model_turn_into_sizes_and_environment(
 @pytest.mark.parametrize(
     ("slice_name", "args", "sharding"),
     [
-        pytest.param("v6e 2x2", {}, Sharding(4, slices=2), id="hosts alone, joined"),
-        pytest.param("v6e 4x4", {}, Sharding(16, slices=2), id="slices of several hosts"),
+        pytest.param("v6e 2x4", {"data_parallel_size": 2}, Sharding(4, copies=2), id="two"),
+        pytest.param(
+            "v6e 2x4",
+            {"data_parallel_size": 4, "tensor_parallel_size": 2},
+            Sharding(2, copies=4),
+            id="four, size given",
+        ),
+        pytest.param(
+            "tpu7x 2x2x1", {"data_parallel_size": 4}, Sharding(2, copies=4), id="one a chip"
+        ),
+    ],
+)
+def test_copies_of_a_model_share_a_slice(
+    slice_name: str, args: dict[str, Any], sharding: Sharding
+) -> None:
+    settings = resolve_settings(slice_name, LLAMA_8B, args=args)
+    assert settings.sharding == sharding
+    assert settings.environment == {"NEW_MODEL_DESIGN": "1", "TPU_MULTIPROCESS_DP": "0"}
+    assert settings.engine_args["tensor_parallel_size"] == sharding.tensor
+    (note,) = [each for each in settings.notes if "copies" in each]
+    assert note.startswith(f"each of the {sharding.copies} copies has max_num_seqs")
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "args", "sharding"),
+    [
+        pytest.param("v6e 2x2", {}, Sharding(4, copies=2), id="hosts alone, joined"),
+        pytest.param("v6e 4x4", {}, Sharding(16, copies=2), id="slices of several hosts"),
         pytest.param(
             "v6e 4x4",
             {"additional_config": {"sharding": {"sharding_strategy": {
@@ -281,6 +307,46 @@ def test_multimodal_input_is_not_split() -> None:
             "allowed: no device_indexes", id="joined, order of devices",
         ),
         pytest.param(
+            "v6e 2x2", LLAMA_8B, {"args": {"data_parallel_size": 2}, "num_slices": 2},
+            "joined slices hold a copy each already", id="copies, joined",
+        ),
+        pytest.param(
+            "v6e 4x4", LLAMA_8B, {"args": {"data_parallel_size": 2}},
+            "copies of a model over several hosts were never run", id="copies, hosts",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B, {"args": {"data_parallel_size": 2, "enable_lora": True}},
+            "no LoRA with data parallelism", id="copies, adapters",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B, {"args": {"data_parallel_size": 2, "pipeline_parallel_size": 2}},
+            "its copies have no pipeline stages", id="copies, stages",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B,
+            {"args": {"data_parallel_size": 2,
+                      "kv_transfer_config": {"kv_connector": "TPUOffloadConnector"}}},
+            "does not know of copies", id="copies, host's memory",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B, {"args": {"data_parallel_size": 3}},
+            "does not divide 4 chips (value 3)", id="copies, odd",
+        ),
+        pytest.param(
+            "tpu7x 2x2x1", LLAMA_8B, {"args": {"data_parallel_size": 8}},
+            "so that each copy has whole chips", id="copies, parts of chips",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B, {"args": {"data_parallel_size": 2, "tensor_parallel_size": 4}},
+            "2 copies of it are not the 4 devices of the slice (value 4); allowed: 2",
+            id="copies, too wide",
+        ),
+        pytest.param(
+            "v6e 2x2", LLAMA_8B,
+            {"args": {"data_parallel_size": 2}, "env": {"NEW_MODEL_DESIGN": "0"}},
+            "in the new model design only", id="copies, old design",
+        ),
+        pytest.param(
             "v6e 2x2", None, {"args": {"enable_sleep_mode": True}}, "cannot sleep", id="sleep",
         ),
         pytest.param(
@@ -289,7 +355,27 @@ def test_multimodal_input_is_not_split() -> None:
         ),
         pytest.param(
             "v6e 2x2", None, {"args": {"kv_transfer_config": {"kv_connector": "NixlConnector"}}},
-            "allowed: TPUConnector", id="connector",
+            "allowed: TPUOffloadConnector", id="connector",
+        ),
+        pytest.param(
+            "v6e 2x2", None, {"args": {"kv_transfer_config": {"kv_connector": "TPUConnector"}}},
+            "no gateway sends one request to two engines", id="cache handed on",
+        ),
+        pytest.param(
+            "v6e 2x2", None,
+            {"args": {"kv_transfer_config": {"kv_connector": "RaidenOffloadConnector"}}},
+            "tpu-raiden that it needs is not in the image", id="store outside",
+        ),
+        pytest.param(
+            "v6e 4x4", None,
+            {"args": {"kv_transfer_config": {"kv_connector": "TPUOffloadConnector"}}},
+            "allowed: a slice of one host", id="host's memory, several hosts",
+        ),
+        pytest.param(
+            "v6e 2x2", None,
+            {"args": {"pipeline_parallel_size": 4,
+                      "kv_transfer_config": {"kv_connector": "TPUOffloadConnector"}}},
+            "it ends where an engine has pipeline stages", id="host's memory, stages",
         ),
         pytest.param(
             "v6e 2x2", None, {"args": {"speculative_config": {"method": "medusa"}}},

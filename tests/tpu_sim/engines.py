@@ -27,6 +27,16 @@ ENGINE_ARGS: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
 }
+# Features that are tried alone and under kills.
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 1,
+}
+OFFLOAD = {"kv_connector": "TPUOffloadConnector"}
+# Otherwise what experts give is rounded to bfloat16 where a chip has no SparseCore.
+IN_FLOAT32 = {"ONEHOT_MOE_PERMUTE_THRESHOLD": "4096"}
 
 
 def simulation_environment(caches: Path, num_devices: int) -> dict[str, str]:
@@ -71,8 +81,8 @@ async def running_engine(
         os.environ.update(before)
 
 
-def greedy(max_tokens: int = NUM_NEW_TOKENS) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+def greedy(max_tokens: int = NUM_NEW_TOKENS, logprobs: int | None = None) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs)
 
 
 def request(

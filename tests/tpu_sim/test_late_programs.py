@@ -55,7 +55,6 @@ class Load:
     engine_args: dict[str, Any] = field(default_factory=dict)
     has_adapter: bool = False
     num_requests: int = 300
-    most_late: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -83,9 +82,7 @@ LOADS = [
     # prompts are.
     Load("attention DP 2, TP 4", LLAMA, ATTENTION_DP, PLAIN + PROMPT_LOGPROBS),
     Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True, num_requests=100),
-    # The choice of a token and the judgement of drafts: for two buckets of requests, drawn or not,
-    # the former with log-probabilities or without. Four were seen.
-    Load("speculation", LLAMA, tensor(1), PLAIN, NGRAM, num_requests=100, most_late=12),
+    Load("speculation", LLAMA, tensor(1), PLAIN, NGRAM, num_requests=100),
 ]
 
 
@@ -132,7 +129,7 @@ async def test_mixed_load_compiles_nothing_after_the_warm_up(
             num_requests += len(requests)
             num_rounds += 1
         num_late = await late_programs(engine)
-        assert num_late <= load.most_late
+        assert num_late == 0
     num_programs = warmed_up.hits + warmed_up.misses
     evidence.placed(
         f"{load}: after the warm-up, which needed {num_programs} programs, {num_requests} requests "

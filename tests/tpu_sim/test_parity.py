@@ -60,6 +60,12 @@ ATTENTION_DP = Shape(
     },
     {"NEW_MODEL_DESIGN": "1"},
 )
+DATA = Shape(
+    "DP 2, TP 2",
+    4,
+    {"tensor_parallel_size": 2, "data_parallel_size": 2},
+    {"NEW_MODEL_DESIGN": "1", "TPU_MULTIPROCESS_DP": "0"},
+)
 PIPELINE = Shape("PP 2, one host", 2, {"pipeline_parallel_size": 2})
 SHAPES = [
     (QWEN3, tensor(1)),
@@ -69,6 +75,7 @@ SHAPES = [
     (LLAMA, tensor(4)),
     pytest.param(QWEN3, PIPELINE, marks=pytest.mark.quick),
     (LLAMA, ATTENTION_DP),
+    (QWEN3, DATA),
 ]
 
 
@@ -96,7 +103,7 @@ async def test_outputs_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(tensor(1), marks=pytest.mark.quick), PIPELINE], ids=str
+    "shape", [pytest.param(tensor(1), marks=pytest.mark.quick), PIPELINE, DATA], ids=str
 )
 async def test_a_resumed_request_goes_on_as_if_it_had_never_been_elsewhere(
     models: TinyModels, caches: Path, evidence: Evidence, shape: Shape

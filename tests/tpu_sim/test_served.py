@@ -27,9 +27,9 @@ from tests.e2e.application import (
 )
 from tests.e2e.streams import Answer, Request, stream_all
 
-from .engines import ENGINE_ARGS, simulation_environment
+from .engines import ENGINE_ARGS, IN_FLOAT32, NGRAM, OFFLOAD, simulation_environment
 from .evidence import Evidence
-from .tiny_models import LLAMA, NUM_NEW_TOKENS, QWEN3, TinyModels
+from .tiny_models import FP8, LLAMA, MOE, NUM_NEW_TOKENS, QWEN3, TinyModels
 
 pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(1500)]
 
@@ -83,7 +83,7 @@ def application(
         ],
         "cpus_per_host": 2,
     }
-    environment = simulation_environment(caches, CHIPS_PER_HOST)
+    environment = simulation_environment(caches, CHIPS_PER_HOST) | IN_FLOAT32
     # A host knows its own.
     for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
         environment.pop(name)
@@ -194,12 +194,19 @@ def check_placement(running: RunningApplication, evidence: Evidence, what: str) 
 
 
 def kill_under_streams(
-    running: RunningApplication, models: TinyModels, model: str, kill: Callable[[], None]
+    running: RunningApplication,
+    models: TinyModels,
+    model: str,
+    kill: Callable[[], None],
+    *,
+    is_exact: bool = True,
 ) -> int:
     """Long streams, a kill once half are under way; equal to the undisturbed ones. How many.
 
     Every second one asks for the log-probability of each chosen token. A busy machine's client may
-    read what was written long ago, so that a kill comes too late: it is tried again.
+    read what was written long ago, so that a kill comes too late: it is tried again. Without
+    `is_exact` answers are rounded: the undisturbed ones need not be the reference's, and those that
+    went on elsewhere are whole, and begin alike.
     """
     prompts = models.prompts[model]
     requests = [
@@ -207,16 +214,21 @@ def kill_under_streams(
         for number, prompt in enumerate(prompts)
     ]
     undisturbed = asyncio.run(stream_all(running.base_url, requests))
-    assert [each[:NUM_NEW_TOKENS] for each in outputs(undisturbed)] == models.expected[model]
+    begun = [each[:NUM_NEW_TOKENS] for each in outputs(undisturbed)]
+    assert not is_exact or begun == models.expected[model]
     given = [len(answer.choices[0].logprobs) for answer in undisturbed]
     assert given == [NUM_KILLED_TOKENS if number % 2 else 0 for number in range(len(prompts))]
     for _ in range(NUM_ATTEMPTS):
         fleet = running.fleet()
         before, ids = fleet["models"][0]["resumes"], engine_ids(fleet)
         answers = asyncio.run(_killed_streams(running, requests, kill))
-        assert outputs(answers) == outputs(undisturbed)
-        pairs = zip(answers, undisturbed, strict=True)
-        assert [one.same_as(other) for one, other in pairs] == [True] * len(requests)
+        pairs = list(zip(answers, undisturbed, strict=True))
+        if is_exact:
+            assert outputs(answers) == outputs(undisturbed)
+            assert [one.same_as(other) for one, other in pairs] == [True] * len(requests)
+        else:
+            for one, other in zip(outputs(answers), outputs(undisturbed), strict=True):
+                assert (len(one), one[:3]) == (len(other), other[:3])
         if running.fleet()["models"][0]["resumes"] > before:
             return len(requests)
         wait_replaced(running, model, ids)
@@ -245,6 +257,8 @@ async def _killed_streams(
                 kills.append(elsewhere.submit(kill))
 
         answers = await stream_all(running.base_url, requests, on_chunk)
+    # What they failed with says more than that nobody was killed.
+    outputs(answers)
     assert kills
     kills[0].result()
     return answers
@@ -354,6 +368,33 @@ def test_streams_survive_the_end_of_an_engine(
         num_equal,
     )
     wait_replaced(one_host, QWEN3, before)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine_args"),
+    [
+        pytest.param(MOE, {"enable_expert_parallel": True}, id="experts"),
+        pytest.param(FP8, {"dtype": "bfloat16"}, id="fp8 weights"),
+        pytest.param(QWEN3, {"speculative_config": NGRAM}, id="n-grams"),
+        pytest.param(QWEN3, {"kv_transfer_config": OFFLOAD}, id="KV cache on the host"),
+        pytest.param(QWEN3, {"data_parallel_size": 2}, id="two copies"),
+    ],
+)
+def test_streams_with_a_feature_survive_the_end_of_an_engine(
+    models: TinyModels, caches: Path, evidence: Evidence, model: str, engine_args: dict[str, Any]
+) -> None:
+    """Two slices of one host. Weights that are rounded need not choose as transformers does."""
+    with started(application(models, caches, model, ONE_HOST, 2, **engine_args)) as running:
+        num_equal = kill_under_streams(
+            running, models, model, lambda: kill_busiest_core(running), is_exact=model != FP8
+        )
+    shown = ", ".join(f"{name}: {value}" for name, value in engine_args.items())
+    where = "two slices v6e 2x2 of one host, 4 devices each"
+    what = f"one of two engines killed under streams of {NUM_KILLED_TOKENS} tokens"
+    if model == FP8:
+        evidence.placed(f"{model}, {where}, {what}: {num_equal} of {num_equal} were whole")
+    else:
+        evidence.parity(f"{model} ({shown}), {what}", where, "the undisturbed streams", num_equal)
 
 
 def test_programs_of_one_application_are_found_by_the_next(

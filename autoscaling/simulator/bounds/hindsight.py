@@ -4,10 +4,11 @@ Knows every arrival and every compute class's capacity for the whole run and cho
 interval and class, how many slices are ready and how many start, at the least cost:
 
     minimise    sum over c, k of  price_c * (interval * ready[c,k] + load_s * started[c,k])
-    subject to  sum over c of ready[c,k] + short[k] >= demand[k]
+    subject to  sum over c of carries_c * ready[c,k] + short[k] >= demand[k]
                 started[c,k] >= ready[c,k] - ready[c,k-1]
                 ready[c,k] + what starts within load_s after k <= capacity[c,k]
-                sum over c not in g of ready[c,k] + short[k] >= floor[k]   for each group g
+                sum over c not in g of carries_c * ready[c,k] + short[k] >= floor[k]
+                                                                 for each group g
 
 `short` is demand that no class can carry; it costs so much that it is the last resort. `floor`, if
 there is one, is left whichever group of revocable classes is lost, though none is that is not known
@@ -20,7 +21,7 @@ cost less (`lower_bound`). It knows neither of losses within a class's capacity,
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,8 @@ class HindsightProblem:
 
     `initial` are the slices that are ready when the run begins, by class: others are ready only
     once they could have come. `None`: slices may have been ordered before the run. The floor is
-    `floor_ratio` of the demand, in whole slices.
+    `floor_ratio` of the demand, in whole slices. `carries` has how many of the slices that demand
+    is counted in one of a class is worth, by name; 1 without.
     """
 
     interval_s: float
@@ -55,6 +57,7 @@ class HindsightProblem:
     capacity: Mapping[str, NDArray[np.int64]]
     initial: Mapping[str, int] | None = None
     floor_ratio: float = 0.0
+    carries: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +219,16 @@ def _initial(problem: HindsightProblem, terms: ComputeClass) -> int:
 
 
 def _coverage(problem: HindsightProblem, terms: Sequence[ComputeClass]) -> csr_matrix:
-    """Builds the rows k: ready of these classes, and what is short."""
+    """Builds the rows k: ready of these classes, by what they carry, and what is short."""
     num_classes, num_intervals = len(problem.terms), len(problem.demand)
     block, k = num_classes * num_intervals, np.arange(num_intervals)
     places = [place for place, each in enumerate(problem.terms) if each in terms]
     columns = [place * num_intervals + k for place in places] + [2 * block + k]
     rows = np.tile(k, len(places) + 1)
-    ones = np.ones(len(rows))
+    worth = [problem.carries.get(problem.terms[place].name, 1.0) for place in places] + [1.0]
+    values = np.repeat(worth, num_intervals)
     shape = (num_intervals, 2 * block + num_intervals)
-    return coo_matrix((ones, (rows, np.concatenate(columns))), shape=shape).tocsr()
+    return coo_matrix((values, (rows, np.concatenate(columns))), shape=shape).tocsr()
 
 
 def _floors(problem: HindsightProblem) -> list[LinearConstraint]:

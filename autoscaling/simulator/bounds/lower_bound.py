@@ -6,16 +6,19 @@ are cheap:
 
     minimise    sum over c, k of  price_c * used[c,k]
     subject to  used[c,k] <= most slices of c in k
-                done[k] - done[k-1] <= sum over c of used[c,k]
+                done[k] - done[k-1] <= sum over c of carries_c * used[c,k]
                 due[k] - missed[k] <= done[k] <= arrived[k]
                 done and missed never fall; missed <= work of the largest requests that may miss
 
-in slice-seconds, summed up to the end of interval `k` for done, due, missed and arrived. Whatever
+in slice-seconds, summed up to the end of interval `k` for done, due, missed and arrived. Work is
+counted in slices of one shape, of which a slice of class `c` does the work of `carries_c` at most:
+as it does of the kind of token for which it is the best. Whatever
 would make it dearer is left out: slices come in fractions and at once, loading costs nothing,
 nothing is lost but what capacity takes, and work is as cheap as `step_mix` allows. Prepaid slices
 cost the same used or not. Pure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -110,10 +113,31 @@ def most_slices(
     return np.minimum(np.array(most, np.float64), max_slices)
 
 
+def most_carried(
+    requests: Requests, base: CapacityProfile, other: CapacityProfile, *, tpot_s: float
+) -> float:
+    """The most slices of `base` whose work one of `other` can do, whatever is asked of it.
+
+    Raises:
+        ValueError: even an idle engine's step of either is longer than `tpot_s`.
+    """
+    prompt_tokens = float(requests.input_tokens.sum())
+    later_tokens = float((requests.output_tokens - 1).sum())
+    one, two = (least_work(each, tpot_s, prompt_tokens, later_tokens) for each in (base, other))
+    kinds = ("prompt_token_s", "first_token_s", "later_token_s")
+    return max(_ratio(getattr(one, kind), getattr(two, kind)) for kind in kinds)
+
+
 def lower_bound_usd(
-    work: MeanWork, terms: Sequence[ComputeClass], most: Mapping[str, Series]
+    work: MeanWork,
+    terms: Sequence[ComputeClass],
+    most: Mapping[str, Series],
+    carries: Mapping[str, float] | None = None,
 ) -> float:
     """The least cost of `work`; `most` slices per interval are by the name of the class.
+
+    `carries` has how many slices' work one of a class does at most, by its name; without a class,
+    and where it is `None`, it is 1.
 
     Raises:
         LowerBoundError: there is no such plan.
@@ -132,7 +156,7 @@ def lower_bound_usd(
     )
     answer = linprog(
         cost,
-        A_ub=_constraints(num_classes, num_intervals),
+        A_ub=_constraints([(carries or {}).get(each.name, 1.0) for each in terms], num_intervals),
         b_ub=np.concatenate([np.zeros(3 * num_intervals), -work.due]),
         bounds=np.stack([np.zeros(block + 2 * num_intervals), upper], axis=1),
         method="highs",
@@ -151,17 +175,22 @@ def _summed(at_s: Series, amounts: Series, ends_s: Series) -> Series:
     return np.asarray(sums[np.searchsorted(at_s[order], ends_s, side="left")])
 
 
-def _constraints(num_classes: int, num_intervals: int) -> csr_matrix:
+def _ratio(one: float, two: float) -> float:
+    return one / two if two > 0 else math.inf if one > 0 else 0.0
+
+
+def _constraints(carries: Sequence[float], num_intervals: int) -> csr_matrix:
     """Builds four rows per interval, each at most its bound.
 
-    Done less done before and used; done before less done; missed before less missed; minus done
-    and missed.
+    Done less done before and what is used, by what it carries; done before less done; missed
+    before less missed; minus done and missed.
     """
+    num_classes = len(carries)
     block, k = num_classes * num_intervals, np.arange(num_intervals)
     done, missed = block + k, block + num_intervals + k
     later, ones = k[1:], np.ones(num_intervals)
     entries = [(k, done, ones), (later, done[:-1], -ones[1:])]
-    entries += [(k, c * num_intervals + k, -ones) for c in range(num_classes)]
+    entries += [(k, c * num_intervals + k, -each * ones) for c, each in enumerate(carries)]
     for place, column in ((1, done), (2, missed)):
         rows = place * num_intervals + k
         entries += [(rows, column, -ones), (rows[1:], column[:-1], ones[1:])]

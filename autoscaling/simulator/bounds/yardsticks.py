@@ -13,7 +13,13 @@ from autoscaling.simulator.bounds.hindsight import (
     least_slices,
     plan_with_hindsight,
 )
-from autoscaling.simulator.bounds.lower_bound import lower_bound_usd, mean_work, most_slices
+from autoscaling.simulator.bounds.lower_bound import (
+    lower_bound_usd,
+    mean_work,
+    most_carried,
+    most_slices,
+)
+from autoscaling.simulator.offered import slices_per_request_per_s
 from autoscaling.simulator.preparation import PreparedRun
 
 # The share of requests that are to meet both objectives: what both are held to.
@@ -28,8 +34,9 @@ def lower_bound_of(run_setup: PreparedRun) -> float:
         LowerBoundError: the classes cannot carry the work.
     """
     objectives, duration_s = run_setup.rules.objectives, run_setup.scenario.duration_s
+    requests = run_setup.requests.until(duration_s)
     work = mean_work(
-        run_setup.requests.until(duration_s),
+        requests,
         run_setup.scenario.profile,
         ttft_s=objectives.ttft_s,
         tpot_s=objectives.tpot_s,
@@ -46,7 +53,12 @@ def lower_bound_of(run_setup: PreparedRun) -> float:
         )
         for each in run_setup.classes
     }
-    return lower_bound_usd(work, run_setup.terms, most)
+    base = run_setup.scenario.profile
+    carries = {
+        name: most_carried(requests, base, profile, tpot_s=objectives.tpot_s)
+        for name, profile in run_setup.profiles.items()
+    }
+    return lower_bound_usd(work, run_setup.terms, most, carries)
 
 
 def hindsight_of(
@@ -82,5 +94,16 @@ def hindsight_of(
             capacity,
             run_setup.scenario.initial_slices,
             floor_ratio,
+            _carried(run_setup),
         )
     )
+
+
+def _carried(run_setup: PreparedRun) -> dict[str, float]:
+    """Returns how many slices' mean work a slice of another shape carries, by class."""
+    lengths, tpot_s = run_setup.mean_lengths, run_setup.rules.objectives.tpot_s
+    base = slices_per_request_per_s(run_setup.scenario.profile, *lengths, tpot_s)
+    return {
+        name: base / slices_per_request_per_s(profile, *lengths, tpot_s)
+        for name, profile in run_setup.profiles.items()
+    }

@@ -19,6 +19,7 @@ from serving.tpu.chips import METRICS_PORTS, metrics_ports
 
 _CAPTURE = (PYTHON, "-m", "deployments.first_run.hosts.capture_here")
 _CAPTURE_S = 15.0
+_ASKED_S = 30.0
 # Whether a host's chips are made up; see `serving.engine.tpu_sim`.
 _IS_SIMULATED = (PYTHON, "-c", "import os, sys; sys.exit('SLICEWISE_TPU_SIM' not in os.environ)")
 _NUM_STREAMS, _NUM_TOKENS = 8, 128
@@ -52,9 +53,16 @@ def exporter(context: StageContext) -> StageResult:
             is_met=not errors and has_begun,
         )
     ]
+    are_real = model.slice is not None and not _are_simulated(context)
     for answer in busy:
-        measurements += measured_on_host(answer, model.slice)
+        measurements += measured_on_host(answer, model.slice, are_real=are_real)
     return judged(RunStage.EXPORTER, measurements)
+
+
+def _are_simulated(context: StageContext) -> bool:
+    """Whether the chips of a host are made up; of all then, since one engine is on them."""
+    answers = hosts_of(context.address).run(_IS_SIMULATED, _ASKED_S)
+    return any(answer.status == 0 for answer in answers)
 
 
 def _runtimes(model: RunModel) -> dict[str, str]:
@@ -65,11 +73,14 @@ def _runtimes(model: RunModel) -> dict[str, str]:
     return {METRICS_PORTS: ",".join(map(str, ports))}
 
 
-def measured_on_host(answer: HostAnswer, wanted: SliceConfig | None) -> list[Measurement]:
+def measured_on_host(
+    answer: HostAnswer, wanted: SliceConfig | None, *, are_real: bool = True
+) -> list[Measurement]:
     """Returns what a capture beside streams shows, of a host of `wanted`. Pure.
 
-    Where engines share it, each of its chips has to be in use: else two engines have one chip, or
-    the exporter takes the chips of two for the same.
+    Chips that are real and of which no source tells are a fault. Where engines share a host, each
+    of its chips has to be in use: else two engines have one chip, or the exporter takes the chips
+    of two for the same.
     """
     told = answer.last_json()
     if told is None:
@@ -81,8 +92,11 @@ def measured_on_host(answer: HostAnswer, wanted: SliceConfig | None) -> list[Mea
     found = [Measurement(f"capture on {answer.host}", "an answer", sources, is_met=True)]
     duty = told["values"].get(_DUTY, [])
     if not any(told["values"].get(_CHIPS, [])) and not duty:
-        found.append(Measurement(f"chips on {answer.host}", "", "none: chip capture is skipped"))
-        return found
+        what = f"chips on {answer.host}"
+        if wanted is not None and are_real:
+            words = "no source tells of any; is libtpu's metrics service reached?"
+            return [*found, Measurement(what, "told of", words, is_met=False)]
+        return [*found, Measurement(what, "", "none: chip capture is skipped")]
     found.append(
         Measurement(
             f"busiest chip on {answer.host}",
@@ -128,7 +142,7 @@ def hbm(context: StageContext) -> StageResult:
     told = [int(found.replace(",", "")) for found in _CACHE_TOKENS.findall(text)]
     if plan.budget is None:
         return skipped(RunStage.HBM, f"the plan is not counted: {plan.uncounted}", told=told)
-    if any(answer.status == 0 for answer in hosts_of(context.address).run(_IS_SIMULATED, 30)):
+    if _are_simulated(context):
         return skipped(RunStage.HBM, "simulated chips have no memory of their own", told=told)
     wanted = plan.budget.cache_tokens
     measurements = [

@@ -342,7 +342,7 @@ class Hosts:
                     continue
                 raise NotPermittedError(f"no interface {ours}: {error.stderr.strip()}") from error
             self._number = number
-            end.callback(_output, ["ip", "link", "delete", ours])
+            end.callback(_delete_link, ours)
             _output(["ip", "addr", "add", f"{self.machine_address}/24", "dev", ours])
             _output(["ip", "link", "set", ours, "up"])
             self.run("ip", "link", "set", "machine", "master", _BRIDGE, "up")
@@ -377,6 +377,15 @@ def _close(process: subprocess.Popen[Any]) -> None:
         if pipe is not None:
             pipe.close()
     process.wait(_COMMAND_S)
+
+
+def _delete_link(name: str) -> None:
+    """Deletes an interface, which may have gone with the namespace of its cable's other end."""
+    try:
+        _output(["ip", "link", "delete", name])
+    except subprocess.CalledProcessError as error:
+        if "Cannot find device" not in str(error.stderr):
+            raise
 
 
 def _output(command: Sequence[str], **options: Any) -> str:

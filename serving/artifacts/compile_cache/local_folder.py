@@ -16,7 +16,7 @@ try:
     # JAX compresses with it where it is installed, and with zlib where not.
     import zstandard
 except ImportError:
-    zstandard = None
+    zstandard = None  # type: ignore[assignment]
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CHUNK_BYTES = 1024 * 1024

@@ -32,7 +32,7 @@ CLOSED_ARGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "worker_cls": "its worker is what lets requests resume",
             "enable_log_requests": _NO_PROMPTS,
             "disable_log_stats": "the load that engines report is read from these statistics",
-            "data_parallel_*": _ONE_ENGINE,
+            "data_parallel_*": f"{_ONE_ENGINE}; `data_parallel_size` is open for vllm-tpu",
             "enable_elastic_ep": _ONE_ENGINE,
             "elastic_ep_max_dp_size": _ONE_ENGINE,
             "distributed_executor_backend": _HOSTS,
@@ -77,6 +77,8 @@ CLOSED_ARGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+# Of what is closed, what is a layout of one engine's chips on TPU, and open there.
+_OPEN_ON_TPU = frozenset({"data_parallel_size"})
 # The option that registers parsers vLLM does not know by itself.
 _PARSER_PLUGINS = {
     "tool_call_parser": "tool_parser_plugin",
@@ -188,7 +190,8 @@ def _arg_problems(path: str, model: Raw, vllm_args: VllmArgs | None) -> Iterator
         for name, value in args.items():
             if not isinstance(name, str) or kind_of(value) == "something else":
                 continue
-            verdict = _closed(section, name, vllm_args)
+            is_open = name in _OPEN_ON_TPU and model.get("engine") == "vllm-tpu"
+            verdict = None if is_open else _closed(section, name, vllm_args)
             if verdict is None and vllm_args is not None:
                 verdict = _unaccepted(section, name, args, vllm_args)
             if verdict is not None:

@@ -33,6 +33,11 @@ class EngineRate:
     step_s: float
     kv_usage_ratio: float = 0.0
 
+    @property
+    def num_running(self) -> float:
+        """The sequences in a step, on average: a step gives each a token."""
+        return self.output_tokens_per_s * self.step_s
+
     def of_slice(self, num_engines: int) -> "EngineRate":
         """Returns what a slice would do on which `num_engines` do the same as this one.
 

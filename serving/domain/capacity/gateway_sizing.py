@@ -15,14 +15,16 @@ from dataclasses import dataclass
 
 from serving.domain.capacity.slice_profile import ASSUMED_OUTPUT_TOKENS
 
-# CPU of one token and of one request, in seconds of a core (shared x86 cores, vLLM 0.32, 2026-11).
-# A token: 50 us at 64 streams of 200 tokens in the whole application, of which 23 are a request's
-# own. Fewer with more streams: a loop with few of them wakes up for each.
-TOKEN_S = 27e-6
-# A request: a chat stream of one token, eight clients, the whole application behind HAProxy, on
-# 2026-11-27: 4.7 ms through vLLM's frontend, 3.6 of a form that it has handled before (ADR 31). The
-# longer the prompt the more; bodies above 256 KiB are read beside the loop.
-REQUEST_S = 4.7e-3
+# CPU of one token and of one request, in seconds of a core (shared x86 cores, vLLM 0.32, 880b43b,
+# 2026-11-28; medians of 5 to 15 pairs, `docs/results/benchmarks.md`).
+# A token: 50 us at 64 streams of 200 tokens in the whole application, one gateway or each of two,
+# of which 15 are a request's own and the rest `OWN_RATIO`. Fewer with more streams, 24 at 512: a
+# loop with few of them wakes up for each.
+TOKEN_S = 30e-6
+# A request: a chat stream of one token, eight clients, the whole application behind HAProxy: 2.4 to
+# 3.0 ms, of a form that the gateway has handled before (ADR 31). The longer the prompt the more;
+# bodies above 256 KiB are read beside the loop.
+REQUEST_S = 3.0e-3
 # Timers and Ray's threads of a gateway without requests: 1.9 % of a core there.
 OWN_RATIO = 0.02
 # Up to half of a core no token waits to be sent with others, so streams keep their grain, and a

@@ -48,7 +48,8 @@ def compile_logits_programs(runner: Any) -> int:
     return num_shapes
 
 
-def _as_model_leaves_it(runner: Any) -> NamedSharding:
+def as_model_leaves_it(runner: Any) -> NamedSharding:
+    """Returns how logits are spread over the devices when they leave the model."""
     spec = PartitionSpec(ShardingAxisName.MLP_DATA, ShardingAxisName.MLP_TENSOR)  # type: ignore[no-untyped-call]
     return NamedSharding(runner.mesh, spec)  # type: ignore[no-untyped-call]
 
@@ -57,7 +58,7 @@ def _keep_after_grammars(runner: Any) -> None:
     manager = runner.structured_decoding_manager
     decode = manager.structured_decode_fn
 
-    @functools.partial(jax.jit, out_shardings=_as_model_leaves_it(runner))
+    @functools.partial(jax.jit, out_shardings=as_model_leaves_it(runner))
     def decode_alike(is_asked: Any, masks: Any, logits: Any, bits: Any) -> Any:
         return decode(is_asked, masks, logits, bits)
 
@@ -65,7 +66,7 @@ def _keep_after_grammars(runner: Any) -> None:
 
 
 def _keep_after_prompts(runner: Any) -> None:
-    select, sharding = runner._select_from_array_fn, _as_model_leaves_it(runner)
+    select, sharding = runner._select_from_array_fn, as_model_leaves_it(runner)
 
     @functools.partial(jax.jit, static_argnums=(2, 3), out_shardings=sharding)
     def select_alike(logits: Any, indices: Any, mesh: Any, pcp_size: int) -> Any:
@@ -80,11 +81,11 @@ def _keep_after_prompts(runner: Any) -> None:
 
 
 def _compile_grammars(runner: Any) -> int:
-    logits_dtype = _full_logits_dtype(runner)
+    logits_dtype = full_logits_dtype(runner)
     for num_requests in runner.num_reqs_paddings:
         logits = jax.jit(
             functools.partial(jnp.zeros, (num_requests, runner.vocab_size), logits_dtype),
-            out_shardings=_as_model_leaves_it(runner),
+            out_shardings=as_model_leaves_it(runner),
         )()
         is_asked, masks, bits = device_array(
             runner.mesh,
@@ -147,6 +148,7 @@ def _hidden_states(runner: Any, num_tokens: int) -> Any:
     return jax.jit(zeros, out_shardings=sharding)()
 
 
-def _full_logits_dtype(runner: Any) -> Any:
+def full_logits_dtype(runner: Any) -> Any:
+    """Returns the precision in which logits leave the model, by a step of the least size."""
     with runner.maybe_setup_dummy_loras(runner.lora_config):
         return _full_logits(runner, runner.num_tokens_paddings[0]).dtype

@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_inference import envs
+from tpu_inference.runner import tpu_runner
 from tpu_inference.runner.input_batch import CachedRequestState, InputBatch
 from tpu_inference.worker.tpu_worker import TPUWorker
 
 from serving.directory.ray_hosts import own_address, own_node_id
 from serving.engine.load_stage import ReportsStages
+from serving.engine.tpu import guess_logprobs
 from serving.engine.tpu.compile_watch import CompileWatch
 from serving.engine.tpu.grammar_rows import rows_as_read
+from serving.engine.tpu.guess_programs import compile_guess_programs
+from serving.engine.tpu.known_tokens import forget_unsampled, restore_known
 from serving.engine.tpu.logits_programs import compile_logits_programs
 from serving.engine.tpu.prompt_logprobs import done_prompts
 from serving.engine.tpu.step_inputs import compile_step_inputs
@@ -67,6 +71,7 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        guess_logprobs.install(tpu_runner)
         self._compile_watch = CompileWatch()
         if self.pp_config.pp_world_size > 1 and envs.TPU_MULTIHOST_BACKEND == "ray":
             # It listens there for the worker of the next stage: see `slice_executor`.
@@ -104,6 +109,7 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
             logger.info("step_inputs_compiled pairs=%d duration_ms=%d", num_pairs, duration_ms)
             started_s = time.monotonic()
             num_shapes = compile_logits_programs(self.model_runner)
+            num_shapes += compile_guess_programs(self.model_runner)
             duration_ms = (time.monotonic() - started_s) * 1000
             logger.info(
                 "logits_programs_compiled shapes=%d duration_ms=%d", num_shapes, duration_ms
@@ -111,13 +117,19 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
         return times
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Runs one step, with a batch that restores the emitted tokens of resumed requests."""
+        """Runs one step, with a batch that restores the emitted tokens of resumed requests.
+
+        So it does for those that come back into the batch after a preemption.
+        """
         batch = self.model_runner.input_batch
         # tpu-inference makes the batch itself, with no argument that selects its class. The
         # subclass adds no state, so the instance can change class.
         if type(batch) is InputBatch:
             batch.__class__ = _ResumingInputBatch
-        batch.forget_done_prompts(scheduler_output, self.model_runner.requests)
+        requests = self.model_runner.requests
+        batch.forget_done_prompts(scheduler_output, requests)
+        restore_known(scheduler_output.scheduled_cached_reqs, requests, batch.req_id_to_index)
+        forget_unsampled(self.model_runner._pre_async_results)
         self._compile_watch.step = _StepShape(scheduler_output)
         return super().execute_model(scheduler_output)
 

@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.interpreters import pxla
+from jax._src.pallas.mosaic import tpu_info
+from jax.experimental.pallas import tpu as pltpu
 from jaxlib import _jax
 
 from serving.engine.tpu_sim.replacements import (
+    BLOCK_COPY,
+    CHIP_FACTS,
     COMPILE_OPTIONS,
     COORDINATES,
     DEVICE_PUT,
     RENDEZVOUS,
+    claim,
     replace,
 )
 
@@ -65,6 +70,29 @@ def give_slices(hosts_per_slice: int) -> None:
     """Gives each device the slice it is in, which a mesh over several slices reads."""
     slice_index = property(lambda device: device.process_index // hosts_per_slice)
     replace(COORDINATES, _jax.Device, "slice_index", slice_index)
+
+
+def give_chip_facts() -> None:
+    """Lets what asks for the chip's facts find those of v5e, on devices that are CPUs."""
+    claim(CHIP_FACTS, f"{tpu_info.__name__}.registry")
+    tpu_info.registry["cpu"] = lambda: pltpu.get_tpu_info_for_chip(pltpu.ChipVersion.TPU_V5E, 1)
+
+
+def copy_blocks_without_kernel(kv_transfer: Any) -> None:
+    """Copies blocks of all layers' caches as tpu-inference's module of that name does."""
+
+    def multi_layer_copy(
+        *,
+        src_array: list[jax.Array],  # of a layer [block, slot, ...]
+        dest_array: list[jax.Array],  # of a layer, as many or more blocks
+        src_offsets: jax.Array,  # i32[copy], which block
+        dest_offsets: jax.Array,  # i32[copy]
+        **_: Any,  # how the kernel is spread; and sizes, which are one block each
+    ) -> list[jax.Array]:
+        pairs = zip(src_array, dest_array, strict=True)
+        return [dest.at[dest_offsets].set(src[src_offsets]) for src, dest in pairs]
+
+    replace(BLOCK_COPY, kv_transfer, "multi_layer_copy", multi_layer_copy)
 
 
 def join_hosts(coordinator: str, num_hosts: int, host: int) -> None:

@@ -51,12 +51,15 @@ def prepare_process() -> None:
     _before_import()
     # Here, because all of it takes JAX and tpu-inference with it.
     from tpu_inference import utils  # noqa: PLC0415
+    from tpu_inference.distributed import kv_transfer  # noqa: PLC0415
     from tpu_inference.layers.common import attention_interface  # noqa: PLC0415
 
     from serving.engine.tpu_sim import attention, jax_on_cpu  # noqa: PLC0415
 
     replace(DEVICE_MEMORY, utils, "get_device_hbm_limit", lambda: _DEVICE_MEMORY_BYTES)
     jax_on_cpu.give_coordinates()
+    jax_on_cpu.give_chip_facts()
+    jax_on_cpu.copy_blocks_without_kernel(kv_transfer)
     _join_slice()
     stand_in = attention.ragged_paged_attention
     replace(ATTENTION, attention_interface, "ragged_paged_attention", stand_in)

@@ -89,8 +89,23 @@ VISION_MODELS = Replacement(
 GROUPED_MATMUL = Replacement(
     "tokamax's grouped matrix multiplication",
     ("sys.modules.tokamax",),
-    "functions that refuse: tokamax needs Python 3.12",
-    "mixture-of-experts models, and quantised matrix multiplications",
+    "the same products written with `jax.numpy`: tokamax needs Python 3.12. Rows that the kernel "
+    "leaves as they were in memory are not numbers, so that whoever reads one is found",
+    "the kernel: its tiles, its speed, its numbers, and that it quantises activations as well "
+    "where the chip multiplies fp8 or int8",
+)
+CHIP_FACTS = Replacement(
+    "a chip's facts, by which kernels are chosen",
+    ("jax._src.pallas.mosaic.tpu_info.registry",),
+    "those of v5e, which has no SparseCore; tpu-inference then gathers and adds up what experts "
+    "give in its own `jax.numpy`",
+    "its SparseCore kernels, which v6e, v5p and tpu7x take",
+)
+BLOCK_COPY = Replacement(
+    "copies of blocks into the KV cache, from the host's memory",
+    ("tpu_inference.distributed.kv_transfer.multi_layer_copy",),
+    "the same blocks written with `jax.numpy`; what is kept, found and given up is real",
+    "the Pallas kernel, transfers between host and TPU, and what of them a step hides",
 )
 
 REPLACEMENTS: Final = (
@@ -104,6 +119,8 @@ REPLACEMENTS: Final = (
     TORCH_OPERATORS,
     VISION_MODELS,
     GROUPED_MATMUL,
+    CHIP_FACTS,
+    BLOCK_COPY,
 )
 
 

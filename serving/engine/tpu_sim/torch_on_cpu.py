@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from serving.engine.tpu_sim.grouped_matmul import calculate_tiling, grouped_matmul
 from serving.engine.tpu_sim.replacements import (
     GROUPED_MATMUL,
     TORCH_OPERATORS,
@@ -65,7 +66,7 @@ def leave_out_vision() -> None:
 
 
 def stand_in_for_tokamax() -> None:
-    """Makes tokamax's module importable where tokamax is not installed."""
+    """Gives tokamax's module where tokamax is not installed, with products in `jax.numpy`."""
     try:
         importlib.import_module(_TOKAMAX_MODULE)
     except ImportError:
@@ -77,7 +78,8 @@ def stand_in_for_tokamax() -> None:
         module: Any = types.ModuleType(".".join(parts[:depth]))
         module.__path__ = []
         sys.modules[module.__name__] = module
-    module.gmm_v2 = module.calculate_tiling = _refuse
+    module.gmm_v2 = grouped_matmul
+    module.calculate_tiling = calculate_tiling
 
 
 class _Refused:
@@ -94,4 +96,4 @@ def _refused_class(name: str) -> type[_Refused]:
 
 
 def _refuse(*_: object, **__: object) -> None:
-    raise NotImplementedError("tpu-sim has neither tokamax nor torchvision: no experts, no images")
+    raise NotImplementedError("tpu-sim has no torchvision: no images")

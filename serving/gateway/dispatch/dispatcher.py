@@ -415,16 +415,33 @@ class Dispatcher:
                 continue
             has_engine = request.engine_id is not None
             request.telemetry.aborted(time.monotonic(), has_engine=has_engine)
-            self._line.remove(request)
             self._settle(request)
             self._expect_nothing(request)
-            connection = self._connections.get(request.engine_id or "")
-            if connection is None or connection.requests.pop(request.wire_id, None) is None:
-                continue
-            connection.link.abort([request.wire_id])
-            if request.is_isolated:
-                self._release(request)
+            self._free(request)
         self._line.look()
+
+    def fail(self, request_id: str, error: RequestError) -> bool:
+        """Ends a request with an error that its client reads, and frees it wherever it is.
+
+        Returns `False` if there is no such request, or none any more.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._fail(request, error)
+        self._free(request)
+        self._line.look()
+        return True
+
+    def _free(self, request: InFlightRequest) -> None:
+        """Takes a request that is over out of the line, or off its engine."""
+        self._line.remove(request)
+        connection = self._connections.get(request.engine_id or "")
+        if connection is None or connection.requests.pop(request.wire_id, None) is None:
+            return
+        connection.link.abort([request.wire_id])
+        if request.is_isolated:
+            self._release(request)
 
     async def call_all(self, method: str, args: bytes) -> list[bytes]:
         """Runs a rare operation on every engine."""

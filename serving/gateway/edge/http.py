@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -80,6 +80,7 @@ from serving.gateway.streams.answer_head import AnswerHead
 from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.streams.leaving import ClientLeftError, ReceiveInTurns, unless_client_leaves
 from serving.gateway.streams.turns import Turns
+from serving.gateway.streams.unread import UnreadAnswers, UnreadLimits
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT, EdgeMetrics
 from serving.gateway.telemetry.request_story import RequestStories
 from serving.gateway.telemetry.request_telemetry import REQUEST_CONTEXT, RequestContext
@@ -126,6 +127,7 @@ class EdgeRules:
     cors_origins: frozenset[str] = frozenset()
     body_budget_bytes: int = BODY_BUDGET_BYTES
     body_timeout_s: float = BODY_TIMEOUT_S
+    unread: UnreadLimits = field(default_factory=UnreadLimits)
 
     @classmethod
     def of(cls, config: AppConfig) -> "EdgeRules":
@@ -144,6 +146,7 @@ class EdgeRules:
             frozenset(gateway.cors_origins),
             gateway.body_budget_bytes,
             gateway.body_timeout_s,
+            UnreadLimits(gateway.max_unread_bytes, gateway.unread_budget_bytes),
         )
 
 
@@ -173,6 +176,7 @@ class HttpEdge:
         self._room = BodyRoom(
             BodyLimits(rules.max_body_bytes, rules.body_budget_bytes, rules.body_timeout_s)
         )
+        self._unread: UnreadAnswers[ClientConnection] = UnreadAnswers(rules.unread)
         self._bodies = BodyReader()
         self._turns, self._leaving = Turns(), Turns()
         self._stories = RequestStories()
@@ -354,7 +358,7 @@ class HttpEdge:
         headers = passed_headers(exchange.scope["headers"], opened)
         app = await exchange.unless_left(frontend.enter(target))
         exchange.context.admitted()
-        exchange.allow_direct_writes()
+        exchange.connect(self._unread)
         await exchange.delegate(app, body, headers)
 
     def _select(self, target: RequestTarget, holder: KeyRecord) -> ModelFrontend:
@@ -450,6 +454,8 @@ class _Exchange:
                 self._body.give_back()
             if self.context.head is not None:
                 self.context.head.close()
+            if self.context.connection is not None:
+                self.context.connection.caught_up()
             self.context.ended(
                 time.monotonic(),
                 _label(self.path),
@@ -463,9 +469,11 @@ class _Exchange:
         """Returns what comes of work that may wait; a client that leaves meanwhile ends it."""
         return await unless_client_leaves(self._receive, work)
 
-    def allow_direct_writes(self) -> None:
-        """Lets the middle of a plain stream be written past the application (`streams`)."""
-        self.context.connection = ClientConnection.below(self._receive)
+    def connect(self, unread: UnreadAnswers[ClientConnection]) -> None:
+        """Lets the answer be written past the application, and counts what is not read of it."""
+        self.context.connection = ClientConnection.below(
+            self._receive, unread, self.context.request_id
+        )
 
     def count(self, quotas: QuotaBook, holder: KeyRecord, names: tuple[str, ...]) -> None:
         """Counts the request under its tenant's quotas, and says in headers what is left.

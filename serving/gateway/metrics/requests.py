@@ -193,9 +193,12 @@ class ServingCollector(Collector):
             labels = {"model": model, "route": route, "status": status}
             families.add("slicewise_http_responses_total", labels, count)
         quiet = {(model, DEFAULT_TENANT): 0 for model in self._fleets}
-        for (model, tenant), count in (quiet | self._edge.cancellations).items():
-            labels = {"model": model, "tenant": tenant}
-            families.add("slicewise_cancellations_total", labels, count)
+        for name, counts in (
+            ("slicewise_cancellations_total", self._edge.cancellations),
+            ("slicewise_unread_answers_total", self._edge.unread),
+        ):
+            for (model, tenant), count in (quiet | counts).items():
+                families.add(name, {"model": model, "tenant": tenant}, count)
         yield from families
 
 

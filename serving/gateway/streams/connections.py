@@ -1,13 +1,19 @@
 """A client's connection, as far as parts of an answer are written to it past the ASGI application.
 
-Owns the framing of such a part (HTTP/1.1, chunked), and when it may be written. Does not own the
-answer: its head, its first part and its end are the application's and the server's.
+Owns the framing of such a part (HTTP/1.1, chunked), when it may be written, and the end of a client
+that leaves too much unread. Does not own the answer: its head, its first part and its end are the
+application's and the server's.
 """
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from serving.gateway.streams.unread import UnreadAnswers
+
+logger = logging.getLogger(__name__)
 
 # The server's `receive` lies below as many wrappers: Serve's and the edge's.
 _MAX_WRAPPERS = 4
@@ -44,16 +50,27 @@ class _KeptWrites:
 class ClientConnection:
     """Writes to one client between two parts that its application sends."""
 
-    __slots__ = ("_cycle", "_flow", "_write")
+    __slots__ = ("_cycle", "_flow", "_request_id", "_unread", "_write", "num_waiting", "was_ended")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(
+        self,
+        cycle: RequestResponseCycle,
+        unread: UnreadAnswers["ClientConnection"],
+        request_id: str,
+    ) -> None:
         """Makes the connection of the request that `cycle` answers."""
         self._cycle = cycle
         self._flow = cycle.flow
         self._write = cycle.transport.write
+        self._unread = unread
+        self._request_id = request_id
+        self.num_waiting = 0  # bytes of the answer that are behind a full connection
+        self.was_ended = False  # because too much of the answer was unread
 
     @classmethod
-    def below(cls, receive: Any) -> "ClientConnection | None":
+    def below(
+        cls, receive: Any, unread: UnreadAnswers["ClientConnection"], request_id: str
+    ) -> "ClientConnection | None":
         """Returns the connection that `receive`, an ASGI callable, reads from.
 
         `None` if it is none of uvicorn's, or is served by another event loop.
@@ -63,7 +80,7 @@ class ClientConnection:
             if isinstance(owner, RequestResponseCycle):
                 protocol: Any = owner.transport.get_protocol()
                 is_ours = getattr(protocol, "loop", None) is asyncio.get_running_loop()
-                return cls(owner) if is_ours else None
+                return cls(owner, unread, request_id) if is_ours else None
             receive = getattr(owner, "_receive", None)
         return None
 
@@ -98,6 +115,33 @@ class ClientConnection:
     def is_full(self) -> bool:
         """True if the client does not read: more than the server's buffer (64 KiB) is unsent."""
         return self._flow.write_paused
+
+    def waits(self, num_bytes: int) -> None:
+        """Notes how much of the answer waits, in bytes of memory, because the connection is full.
+
+        With what waits in the server's buffer it may be more than a client may leave unread. Then
+        the connection is ended, of this client or of one that has left more; whoever answers there
+        sees that the client has left.
+        """
+        self.num_waiting = num_bytes
+        unsent = self._cycle.transport.get_write_buffer_size()
+        ended = self._unread.note(self, unsent + num_bytes)
+        if ended is not None:
+            ended._end()
+
+    def caught_up(self) -> None:
+        """Notes that nothing waits any more, or that the answer has ended."""
+        self.num_waiting = 0
+        # Also one whose buffer alone was counted: an output may have nothing that waits.
+        self._unread.forget(self)
+
+    def _end(self) -> None:
+        self.was_ended = True
+        logger.warning(
+            "client_does_not_read request_id=%s unread_bytes=%d: connection ended",
+            self._request_id, self.num_waiting,
+        )  # fmt: skip
+        self._cycle.transport.abort()
 
     def write(self, part: bytes) -> None:
         """Writes one part of the answer."""

@@ -6,13 +6,13 @@ prompt's last tokens. And where a prompt ends within a character, that decoder r
 was given as text of the answer: there it is given nothing. Works on vLLM's objects as they come.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tokenizers
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
-from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 # Kept of a longer prompt, at least: what lies before cannot change how the next token reads.
 _TAIL_TOKENS = 64
@@ -26,7 +26,40 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class TailOutputProcessor(OutputProcessor):
-    """Does what vLLM's does."""
+    """Does what vLLM's does; an output that it cannot read ends one request and not all."""
+
+    def __init__(
+        self, *args: Any, on_unreadable: Callable[[str, Exception], None], **kwargs: Any
+    ) -> None:
+        """Makes one that reports a request whose output cannot be read, and what was wrong."""
+        super().__init__(*args, **kwargs)
+        self._on_unreadable = on_unreadable
+
+    def process_outputs(
+        self, engine_core_outputs: Iterable[EngineCoreOutput], *args: Any, **kwargs: Any
+    ) -> OutputProcessorOutput:
+        """Does what vLLM's does with each output.
+
+        vLLM lets all requests of all engines fail, and takes no more, when one output raises: for
+        that an engine has to name one token that no tokenizer knows.
+        """
+        left = list(engine_core_outputs)
+        ended: list[str] = []
+        while True:
+            feed = _Feed(left)
+            try:
+                done: OutputProcessorOutput = super().process_outputs(feed, *args, **kwargs)
+            except Exception as error:
+                if feed.present is None:
+                    raise
+                # What vLLM would have told of those before it: whose stop string was found.
+                before, left = left[: feed.place], left[feed.place + 1 :]
+                names = [each.request_id for each in before if not each.finished]
+                ended += [name for name in names if name not in self.request_states]
+                self._on_unreadable(feed.present.request_id, error)
+            else:
+                done.reqs_to_abort.extend(ended)
+                return done
 
     def add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """Takes a request into the frontend."""
@@ -37,6 +70,21 @@ class TailOutputProcessor(OutputProcessor):
         detokenizer = self.request_states[request.request_id].detokenizer
         if type(detokenizer) is FastIncrementalDetokenizer and not detokenizer.output_token_ids:
             start_at_tail(detokenizer, prompt)
+
+
+class _Feed:
+    """Gives outputs one by one, and knows which one it gave last."""
+
+    def __init__(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        self._outputs = outputs
+        self.place = -1
+        self.present: EngineCoreOutput | None = None
+
+    def __iter__(self) -> Iterator[EngineCoreOutput]:
+        for place, output in enumerate(self._outputs):
+            self.place, self.present = place, output
+            yield output
+        self.present = None
 
 
 def start_at_tail(detokenizer: FastIncrementalDetokenizer, prompt: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from serving.gateway.streams.unread import waiting_bytes
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 
 escaped = msgspec.json.Encoder().encode
@@ -27,6 +28,19 @@ class Connection(Protocol):
     @property
     def is_full(self) -> bool:
         """True if the client does not read."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """What `waits` was told last; 0 after `caught_up`."""
+        ...
+
+    def waits(self, num_bytes: int) -> None:
+        """Notes how much of the answer waits, in bytes, because the client does not read."""
+        ...
+
+    def caught_up(self) -> None:
+        """Notes that nothing waits any more."""
         ...
 
     def write(self, part: bytes) -> None:
@@ -112,7 +126,10 @@ class DirectStream:
             return True
         connection = self._connection
         if connection.is_full and not connection.has_left:
+            connection.waits(waiting_bytes(len(token_ids)))
             return False
+        if connection.num_waiting:
+            connection.caught_up()
         self._pending = []
         detokenizer = self._detokenizer
         detokenizer.token_ids += token_ids

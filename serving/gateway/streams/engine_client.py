@@ -28,12 +28,14 @@ from serving.domain.tokens.block_hashes import BlockContext, MediaItem
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
 from serving.gateway.dispatch.requests import InFlightRequest
+from serving.gateway.streams.connections import ClientConnection
 from serving.gateway.streams.direct import DirectStream
 from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.known.forms import LESSON
 from serving.gateway.streams.known.stream import KnownStream
 from serving.gateway.streams.merging import TokenMerge
 from serving.gateway.streams.pace import HoldBounds
+from serving.gateway.streams.unread import waiting_bytes
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry, present_context
 from serving.link.messages import TokenOutput
 from serving.link.vllm_codec import decode_output, encode_request, output_decoder
@@ -103,6 +105,9 @@ class FleetEngineClient:
             outputs = [pair for pair in outputs if not self._takes_known(pair[1])]
         if self._direct:
             outputs = [pair for pair in outputs if not self._takes_direct(pair, now_s)]
+        for telemetry, output in outputs:
+            if (connection := telemetry.context.connection) is not None:
+                _count_unread(connection, output)
         self._merge.take(outputs, now_s, holds=hold_s > 0)
         if self._merge.has_held or self._dirty:
             self._is_held = hold_s > 0
@@ -173,7 +178,7 @@ class FleetEngineClient:
             return stream.flush(now_s, is_held=self._is_held)
         except Exception as error:  # noqa: BLE001 - the tokenizer has no other class
             if stream.telemetry is not None:
-                self._fail_unreadable(stream.telemetry.request_id, error)
+                self.fail_unreadable(stream.telemetry.request_id, error)
             return True
 
     def attach(self, request_id: str, stream: DirectStream) -> bool:
@@ -284,15 +289,18 @@ class FleetEngineClient:
                 output = decode_output(message, self._decoder)
             except msgspec.MsgspecError as error:
                 # An engine of another vLLM, which the link's version does not tell apart.
-                self._fail_unreadable(message.request_id, error)
+                self.fail_unreadable(message.request_id, error)
                 continue
             outputs.append(output)
         return outputs
 
-    def _fail_unreadable(self, request_id: str, error: Exception) -> None:
+    def fail_unreadable(self, request_id: str, error: Exception) -> None:
+        """Fails a request of which an engine sent what cannot be read, and frees it."""
         logger.error("output_unreadable request_id=%s error=%r", request_id, str(error))
-        self._on_failure(request_id, GatewayFaultError())
-        self.abort([request_id])
+        failure = GatewayFaultError()
+        if not self.dispatcher.fail(request_id, failure):
+            # It was the last one, behind which the dispatcher has nothing to do.
+            self._on_failure(request_id, failure)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Takes one request; it is dispatched now, or waits until an engine is ready.
@@ -482,6 +490,15 @@ def _blocks_of(request: EngineCoreRequest) -> NamedBlocks | None:
     name = None if adapter is None else adapter.lora_name
     context = BlockContext(name, request.cache_salt or None, tuple(media))
     return NamedBlocks(request.prompt_token_ids, context)
+
+
+def _count_unread(connection: ClientConnection, output: TokenOutput) -> None:
+    """Counts an output that vLLM will keep, if the client does not read what came before it."""
+    if connection.is_full:
+        size = sum(map(len, output.payload or ()))
+        connection.waits(connection.num_waiting + waiting_bytes(len(output.token_ids), size))
+    elif connection.num_waiting:
+        connection.caught_up()
 
 
 def _copied(text: str) -> str:

@@ -199,6 +199,7 @@ class EdgeMetrics:
         self.admissions: Counter[tuple[str, str, str]] = Counter()  # model, result, tenant
         self.responses: Counter[tuple[str, str, str]] = Counter()  # model, route, status
         self.cancellations: Counter[tuple[str, str]] = Counter()  # model, tenant
+        self.unread: Counter[tuple[str, str]] = Counter()  # model, tenant
 
     def record_admission(self, model: str, result: str, tenant: str) -> None:
         """Counts a request that was `admitted`, or refused with the code of an error."""
@@ -211,6 +212,10 @@ class EdgeMetrics:
     def cancelled(self, model: str, tenant: str) -> None:
         """Counts a client that left before it had the whole answer."""
         self.cancellations[model, tenant] += 1
+
+    def left_unread(self, model: str, tenant: str) -> None:
+        """Counts a client that was ended since it left too much of its answer unread."""
+        self.unread[model, tenant] += 1
 
 
 @dataclass(slots=True)

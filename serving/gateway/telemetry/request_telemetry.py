@@ -202,6 +202,9 @@ class RequestContext:
             self.edge.answered(model, route, status)
         if is_cancelled:
             self.edge.cancelled(model, self.tenant)
+            if self.connection is not None and self.connection.was_ended:
+                self.edge.left_unread(model, self.tenant)
+                self.tell("unread", now_s)
         elif is_whole and status is not None and status < 400:
             self.answered(now_s)
         self.tell("answered", now_s, status=status, client_left=is_cancelled)

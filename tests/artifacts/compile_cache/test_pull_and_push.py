@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import zstandard
 
 from serving.artifacts.compile_cache.key import cache_key
 from serving.artifacts.compile_cache.layout import (
@@ -303,7 +304,6 @@ def test_whole_streams_are_told_from_others() -> None:
 
 
 def test_whole_zstandard_streams_are_told_from_others() -> None:
-    zstandard = pytest.importorskip("zstandard", reason="JAX uses it where it is installed")
     data = zstandard.compress(bytes(range(256)) * 20_000)
     assert is_whole(data)
     assert not any(is_whole(data[:length]) for length in (5, len(data) - 1))

@@ -364,3 +364,26 @@ def test_next_policy_knows_what_the_one_before_had_learned() -> None:
     assert replace(world.policy.learned, slow=()).factor({}) == pytest.approx(
         learned.factor({}), rel=0.1
     )
+
+
+def test_profile_with_twice_the_work_is_corrected_by_loads_that_differ() -> None:
+    """With the base time right, steps of one load alone would say less than there is."""
+    said = PROFILE.model_copy(
+        update={
+            "per_sequence_s": 2 * PROFILE.per_sequence_s,
+            "per_prompt_token_s": 2 * PROFILE.per_prompt_token_s,
+        }
+    )
+    profiles = Profiles(said)
+    learned = nothing_learned(profiles)
+    chance = random.Random(1)
+    for _ in range(2 * 360):
+        engines = [
+            at_pace(chance.gauss(1, 0.02), running, f"s{running:g}")
+            for running in (10.0, 15.0, 20.0)
+        ]
+        learned = learned.seen(10.0, load(*engines), profiles, RULES)
+    assert learned.factor({"spot": 3}) == pytest.approx(2.0, abs=0.1)
+    alone = paced_factor(engines[1], said, RULES)
+    assert alone is not None
+    assert alone < 1.7

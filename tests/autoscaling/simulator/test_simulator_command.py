@@ -56,6 +56,17 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def shapes(scenario: str) -> str:
+    """The same, with on-demand slices of half the size besides."""
+    raw = yaml.safe_load(Path(scenario).read_text())
+    half = raw["profile"] | {"topology": "2x2", "per_sequence_s": 0.002, "max_num_seqs": 16}
+    raw["classes"].append(raw["classes"][1] | {"name": "small", "profile": half})
+    path = Path(scenario).with_name("shapes.yaml")
+    path.write_text(yaml.safe_dump(raw))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
 def simulated(scenario: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     out = tmp_path_factory.mktemp("out")
     answer = CliRunner().invoke(_cli, ["simulate", scenario, "--json", "--out", str(out)])
@@ -170,6 +181,17 @@ def test_wrong_argument_is_one_line_and_status_2(
     assert answer.exit_code == 2
     assert words in answer.stderr
     assert answer.stdout == ""
+
+
+def test_slices_of_two_shapes_are_simulated_with_the_policy_that_knows_them(shapes: str) -> None:
+    answer = CliRunner().invoke(_cli, ["simulate", shapes, "--json", "--seed", "1"])
+    assert answer.exit_code == 0, answer.output
+    document = json.loads(answer.stdout)
+    assert list(document["policies"]) == ["slicewise"]
+    assert document["policies"]["slicewise"]["vs_lower_bound"] >= 1.0
+    refused = CliRunner().invoke(_cli, ["simulate", shapes, "--policy", "hpa"])
+    assert refused.exit_code == 2
+    assert "policy is hpa; allowed: slicewise" in refused.stderr
 
 
 def test_plan_says_classes_cost_and_what_without_spot(scenario: str) -> None:

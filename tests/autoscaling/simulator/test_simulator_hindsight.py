@@ -35,6 +35,7 @@ def solve(
     interval_s: float = HOUR_S,
     *,
     floor_ratio: float = 0.0,
+    carries: Mapping[str, float] | None = None,
 ) -> HindsightPlan:
     given_capacity = capacity or {}
     had = {
@@ -42,7 +43,12 @@ def solve(
         for each in terms
     }
     problem = HindsightProblem(
-        interval_s, np.array(demand), tuple(terms), had, floor_ratio=floor_ratio
+        interval_s,
+        np.array(demand),
+        tuple(terms),
+        had,
+        floor_ratio=floor_ratio,
+        carries=carries or {},
     )
     return plan_with_hindsight(problem)
 
@@ -81,6 +87,17 @@ def test_spot_is_taken_while_there_is_any_and_the_rest_on_demand() -> None:
     assert known.ready["spot"].tolist() == [4, 1, 4]
     assert known.ready["od"].tolist() == [0, 3, 0]
     assert known.cost_usd == pytest.approx(3 * 9 + 10 * 3)
+
+
+def test_slices_of_several_shapes_are_worth_what_they_carry() -> None:
+    # Five are needed: two that carry two each and one small one, 3 + 3 + 2; three large ones 9.
+    large, small = spot(3.0), ComputeClass("small", 2.0, load_s=0.0)
+    known = solve([5.0], [large, small], carries={"spot": 2.0})
+    assert {name: each.tolist() for name, each in known.ready.items()} == {
+        "spot": [2],
+        "small": [1],
+    }
+    assert known.cost_usd == pytest.approx(8.0)
 
 
 def test_floor_is_left_whichever_group_is_lost() -> None:

@@ -14,6 +14,7 @@ from autoscaling.simulator.bounds.lower_bound import (
     MeanWork,
     lower_bound_usd,
     mean_work,
+    most_carried,
     most_slices,
 )
 from autoscaling.simulator.bounds.step_mix import least_work
@@ -40,6 +41,7 @@ def bound(
     may_miss: float = 0.0,
     terms: Sequence[ComputeClass] = (SPOT, ON_DEMAND),
     most: Mapping[str, Sequence[float]] | None = None,
+    carries: Mapping[str, float] | None = None,
 ) -> float:
     """The bound where work is given in slice-hours per hour."""
     hours = len(due)
@@ -52,7 +54,7 @@ def bound(
     )
     had = {each.name: np.full(hours, float(each.max_slices)) for each in terms}
     had |= {"spot": np.array(spot, np.float64)}
-    return lower_bound_usd(work, terms, had)
+    return lower_bound_usd(work, terms, had, carries)
 
 
 def cheapest_tried(
@@ -99,6 +101,42 @@ def test_prepaid_is_paid_whole_and_used_first() -> None:
     terms = (reserved, SPOT, ON_DEMAND)
 
     assert bound([1, 2], [1, 2], [2, 2], terms=terms) == pytest.approx(2 * 5.0 + 3.0)
+
+
+def test_slices_of_another_shape_do_more_or_less_work() -> None:
+    # One on-demand slice does as much as four of spot, so that it is the cheaper one.
+    assert bound([1], [1], [2], carries={"od": 4.0}) == pytest.approx(2.5)
+    assert bound([1], [1], [2], carries={"spot": 0.5}) == pytest.approx(6.0)
+    # What spot does not carry is left to the other.
+    assert bound([2], [2], [2], carries={"spot": 0.5}) == pytest.approx(6.0 + 10.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(0.2, 4.0),
+    st.floats(0.2, 4.0),
+    st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 800)), min_size=1, max_size=6),
+)
+def test_slice_of_another_shape_does_no_more_than_it_is_said_to(
+    steps: float, prompts: float, lengths: list[tuple[int, int]]
+) -> None:
+    """Of any part of the requests, too: a bound that holds on the whole alone is none."""
+    base = profile()
+    other = base.model_copy(
+        update={
+            "base_s": base.base_s * min(steps, 1.5),
+            "per_sequence_s": base.per_sequence_s * steps,
+            "per_prompt_token_s": base.per_prompt_token_s * prompts,
+        }
+    )
+    rows = [(0.0, prompt, answer) for prompt, answer in lengths]
+    requests, tpot_s = Requests.of_rows(rows), 0.2
+    carried = most_carried(requests, base, other, tpot_s=tpot_s)
+    totals = float(requests.input_tokens.sum()), float((requests.output_tokens - 1).sum())
+    one, two = (least_work(each, tpot_s, *totals) for each in (base, other))
+    ours = one.prompt_s(requests.input_tokens) + one.decode_s(requests.output_tokens)
+    theirs = two.prompt_s(requests.input_tokens) + two.decode_s(requests.output_tokens)
+    assert (ours <= carried * theirs * (1 + 1e-9)).all()
 
 
 def test_work_that_the_classes_cannot_carry_is_an_error() -> None:

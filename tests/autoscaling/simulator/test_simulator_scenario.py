@@ -93,6 +93,23 @@ def test_price_of_a_slice_is_that_of_its_chips(tmp_path: Path) -> None:
     assert run_setup.prices[0].price.read == "2026-11-20"
 
 
+def test_class_may_have_slices_of_another_shape(tmp_path: Path) -> None:
+    raw = small()
+    (large,) = raw["classes"]
+    half = raw["profile"] | {"topology": "2x2", "per_sequence_s": 0.002, "load_s": 7.0}
+    raw["classes"] = [large, large | {"name": "small", "profile": half}]
+    run_setup = prepare_run(read_scenario(written(tmp_path, raw)), 1, price_table(), Replacements())
+    assert [each.usd_per_slice_hour for each in run_setup.terms] == [
+        pytest.approx(8 * 2.70),
+        pytest.approx(4 * 2.70),
+    ]
+    assert run_setup.terms[1].load_s == 7.0
+    assert {name: each.topology for name, each in run_setup.profiles.items()} == {"small": "2x2"}
+    wrong = raw["classes"][1] | {"profile": half | {"base_s": 0.5}}
+    with pytest.raises(ScenarioError, match=r"more than classes\.small\.profile\.base_s, 0\.5"):
+        read_scenario(written(tmp_path, raw | {"classes": [large, wrong]}))
+
+
 def test_staging_is_the_same_with_the_same_seed_and_differs_with_another(tmp_path: Path) -> None:
     scenario = read_scenario(written(tmp_path, small()))
 

@@ -35,7 +35,7 @@ from deployments.doctor.serving_config import (
     wanted_slices,
 )
 from deployments.doctor.simulated import what_is_simulated
-from deployments.doctor.tpu_environment import check_tpu_environment
+from deployments.doctor.tpu_environment import check_tpu_environment, host_shape
 from deployments.doctor.versions import Packages, check_versions, lock_name, parse_lock
 from deployments.simulation.plan import (
     SimulatedSlices,
@@ -160,6 +160,23 @@ def test_what_gke_sets_on_any_host_is_fine(generation: Generation) -> None:
         here = chips(shape.chips_per_host, generation)
         assert bad(check_tpu_environment(environment, here)) == []
         assert bad(check_chips(Chips(here), environment)) == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "num_chips", "chips_per_host"),
+    [("0", None, 8), ("1", None, 4), ("1", 8, 8), ("0", 4, 4), ("2", None, 8), ("one", None, 8)],
+)
+def test_host_of_two_sizes_is_known_by_its_chips_or_else_by_its_number(
+    worker: str, num_chips: int | None, chips_per_host: int
+) -> None:
+    """A v6e 2x4 is one host of eight chips, or two of four."""
+    environment = {
+        "TPU_WORKER_ID": worker,
+        "TPU_TOPOLOGY": "2x4",
+        "TPU_ACCELERATOR_TYPE": "v6e-8",
+    }
+    shape = host_shape(environment, num_chips)
+    assert shape == slice_shape("v6e", "2x4", chips_per_host)
 
 
 @pytest.mark.parametrize(

@@ -182,8 +182,22 @@ def captured(used: list[float]) -> HostAnswer:
     return HostAnswer("host-0", 0, json.dumps(told), "")
 
 
-def missed(answer: HostAnswer, wanted: SliceConfig | None) -> list[str]:
-    return [str(each.what) for each in measured_on_host(answer, wanted) if each.is_met is False]
+def missed(answer: HostAnswer, wanted: SliceConfig | None, *, are_real: bool = True) -> list[str]:
+    measured = measured_on_host(answer, wanted, are_real=are_real)
+    return [str(each.what) for each in measured if each.is_met is False]
+
+
+def test_chips_that_no_source_tells_of_are_a_fault_where_they_are_real() -> None:
+    """An exporter that reaches nothing has no readings, as one on a host without chips."""
+    told = {
+        "capture": {"readings": [{"collector": "libtpu", "code": "UNAVAILABLE"}]},
+        "values": {"tpu_chips_detected": [0.0]},
+    }
+    away = HostAnswer("host-0", 0, json.dumps(told), "")
+    wanted = SliceConfig(generation="v6e", topology="2x4")
+    assert missed(away, wanted) == ["chips on host-0"]
+    assert missed(away, wanted, are_real=False) == []
+    assert missed(away, None) == []
 
 
 def test_every_chip_of_engines_that_share_a_host_has_to_be_in_use() -> None:

@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from serving.tpu.machines import (
     pods_boot_disk_bytes,
     pods_local_ssd_bytes,
 )
+from tests.tpu.models import LLAMA_8B, facts_of
 
 from .examples import (
     ROOT,
@@ -350,7 +352,7 @@ def test_each_engine_on_a_host_counts_where_it_loads_a_whole_checkpoint() -> Non
 
     def found(num_engines: int) -> list[str]:
         model["deployments"][0]["slice"]["num_engines"] = num_engines
-        size = ModelSize(200 * GIB, "GptOssForCausalLM")
+        size = ModelSize(200 * GIB, replace(facts_of(LLAMA_8B), architecture="GptOssForCausalLM"))
         return [
             str(each)
             for each in size_problems(in_memory(raw), lambda _source: size)
@@ -361,6 +363,29 @@ def test_each_engine_on_a_host_counts_where_it_loads_a_whole_checkpoint() -> Non
     (problem,) = found(SHAPE.num_chips)
     assert "needs 840.00 GiB while it loads" in problem
     assert "by each of 4 engines" in problem
+
+
+def test_kv_cache_in_the_memory_of_the_host_counts_there() -> None:
+    raw = raw_values((slice_shape("v6e", "2x2"), "spot"))
+    (model,) = raw["applications"][0]["args"]["models"]
+    connector = {"kv_connector": "TPUOffloadConnector"}
+    args = {"max_model_len": 8192, "block_size": 128, "kv_transfer_config": connector}
+    model |= {"engine": "vllm-tpu", "source": "meta/llama", "engine_args": args}
+
+    def found(num_blocks: int) -> list[str]:
+        model["engine_env"] = {"TPU_OFFLOAD_NUM_CPU_CHUNKS": f"{num_blocks}"}
+        size = ModelSize(15 * GIB, facts_of(LLAMA_8B))
+        return [
+            str(each)
+            for each in size_problems(in_memory(raw), lambda _source: size)
+            if "RayCluster" in str(each)
+        ]
+
+    # A block of 128 tokens is 16 MiB over the four chips: 32 layers of 8 heads of 128, in bfloat16.
+    assert found(1024) == []
+    (problem,) = found(65536)
+    assert "needs 1040.00 GiB while it loads" in problem
+    assert "a KV cache of 1024.00 GiB for each engine" in problem
 
 
 def test_cache_in_memory_counts_as_memory() -> None:
@@ -375,7 +400,7 @@ def test_cache_in_memory_counts_as_memory() -> None:
 
 def test_weights_that_pass_the_disk_by_need_none_of_it() -> None:
     def size_of(source: str) -> ModelSize | None:
-        return ModelSize(900 * GIB, "LlamaForCausalLM")
+        return ModelSize(900 * GIB, facts_of(LLAMA_8B))
 
     assert list(size_problems(tpu_model("gs://ours/llama", SHAPE, {}), size_of)) == []
     assert list(size_problems(tpu_model("meta/llama", SHAPE, {}), size_of)) != []
@@ -389,7 +414,7 @@ def test_exact_size_is_read_from_the_index_beside_the_weights(tmp_path: Path) ->
     assert counted.weights_bytes == pytest.approx(16.06e9, rel=0.001)
     total = {"metadata": {"total_size": 123}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(total))
-    assert model_sizes([])(str(tmp_path)) == ModelSize(123, "LlamaForCausalLM")
+    assert model_sizes([])(str(tmp_path)) == ModelSize(123, facts_of(LLAMA_8B))
 
 
 def test_model_of_unknown_size_is_named_and_not_refused() -> None:

@@ -59,7 +59,7 @@ class HttpStream:
             answer = await reader.readuntil(b"\r\n\r\n")
             self.status = int(answer.split()[1])
             assert b"transfer-encoding: chunked" in answer, answer
-            while size := int(await reader.readline(), 16):
+            while size := int(await reader.readuntil(b"\n"), 16):
                 self.parts.append(await reader.readexactly(size))
                 await reader.readexactly(2)
                 self.came.set()

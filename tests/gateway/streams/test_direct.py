@@ -34,6 +34,16 @@ class Client:
     parts: list[bytes] = field(default_factory=list)
     is_full: bool = False
     has_left: bool = False
+    num_waiting: int = 0
+
+    def waits(self, num_bytes: int) -> None:
+        assert self.is_full
+        assert num_bytes > self.num_waiting
+        self.num_waiting = num_bytes
+
+    def caught_up(self) -> None:
+        assert not self.is_full
+        self.num_waiting = 0
 
     def write(self, part: bytes) -> None:
         assert not self.is_full
@@ -147,8 +157,10 @@ def test_client_that_does_not_read_gets_fewer_and_longer_events_and_all_tokens()
         stream.take(words(word))
         assert not stream.flush(0.0, is_held=False)
     assert stream.written_ids == []
+    assert client.num_waiting > 0
     client.is_full = False
     assert stream.flush(0.0, is_held=False)
+    assert client.num_waiting == 0
     assert client.parts == [b'" one two three"']
 
 

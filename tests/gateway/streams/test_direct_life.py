@@ -15,6 +15,7 @@ from serving.config.models import ModelConfig
 from serving.domain.tokens.paced import paced_token
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.model_version import ModelVersion
+from serving.gateway.streams.unread import UnreadLimits
 from serving.link.messages import Finish, Step, TokenOutput
 from tests.gateway.engines import TOKEN_RANGE, ScriptedLink
 from tests.gateway.test_failed_after_admission import OneVersion, Streamed
@@ -62,9 +63,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served(config: ModelConfig = CONFIG, **gateway: float) -> AsyncIterator[Served]:
+async def served(
+    config: ModelConfig = CONFIG, unread: UnreadLimits | None = None, **gateway: float
+) -> AsyncIterator[Served]:
     version = await ModelVersion.build(config, GatewayConfig(**gateway))  # type: ignore[arg-type]
-    edge = edge_over(OneVersion(version))
+    edge = edge_over(OneVersion(version), unread=unread or UnreadLimits())
     async with http_server(edge) as port:
         yield Served(version, edge, port)
     assert (version.client.num_direct, version.llm.num_in_flight) == (0, 0)

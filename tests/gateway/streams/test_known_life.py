@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from serving.config.models import ModelConfig
+from serving.gateway.streams.unread import UnreadLimits
 from tests.gateway.engines import ScriptedLink
 from tests.gateway.test_forged_resume import CONFIG, DEADLINE_S, MODEL
 
@@ -62,9 +63,12 @@ class Taught:
 
 @asynccontextmanager
 async def taught(
-    max_tokens: int = 40, config: ModelConfig = CONFIG, **gateway: float
+    max_tokens: int = 40,
+    config: ModelConfig = CONFIG,
+    unread: UnreadLimits | None = None,
+    **gateway: float,
 ) -> AsyncIterator[Taught]:
-    async with served(config, **gateway) as here:
+    async with served(config, unread, **gateway) as here:
         model = Taught(here, max_tokens)
         await model.learn()
         yield model

@@ -1,0 +1,209 @@
+"""A real fault in each stage of `slicewise first-run` in turn, on the embedded default.
+
+The verdict names the stage that it hit, and the archive has what was found before. The stages of
+memory and throughput are skipped on CPUs; what several hosts have to have alike is tried on
+tpu-inference (`tests/tpu_sim`).
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from deployments.first_run.order import RunStage
+from deployments.first_run.record.evidence import ARCHIVE
+from deployments.first_run.runner import TEXT_PAGE
+
+from .application import PROJECT_ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
+
+PATIENCE = 5
+RUN_S = 1500.0
+# In the environment of all that a run starts.
+MARK = "SLICEWISE_FAULT_TEST"
+WEIGHTS = "model.safetensors"
+
+
+class Run:
+    """A run of some stages on a model of its own, that is watched while it goes on."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        self.model = folder / "model"
+        shutil.copytree(PROJECT_ROOT / "models/slicewise-demo", self.model)
+        self.out = folder / "out"
+        self._mark = str(folder)
+        self._file = folder / "serve_config.yaml"
+        self._file.write_text(yaml.safe_dump(self._settings()))
+        self._output = folder / "output.txt"
+        self._options = options
+        self._environment = environment
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+        settings["applications"][0]["args"]["models"][0]["source"] = str(self.model)
+        return settings
+
+    def until_it_ends(self, meanwhile: Callable[["Run"], bool] = lambda _: True) -> None:
+        """Runs it. `meanwhile` is called until it says that it has done what it is to do."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        command = [sys.executable, "-m", "deployments.cli", "first-run", str(self._file)]
+        command += ["--out", str(self.out), "--patience", f"{PATIENCE}", *self._options]
+        with self._output.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=PROJECT_ROOT,
+                env=inherited | {MARK: self._mark} | self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                until_s, is_done = time.monotonic() + RUN_S, False
+                while process.poll() is None:
+                    assert time.monotonic() < until_s, self.said
+                    is_done = is_done or meanwhile(self)
+                    time.sleep(0.1)  # between two looks at a process that others end
+                assert is_done, self.said
+            finally:
+                process.kill()
+                process.wait()
+                left = list(self.processes())
+                for each in left:
+                    each.kill()
+        assert left == [], self.said
+
+    @property
+    def said(self) -> str:
+        """What the command has printed."""
+        return self._output.read_text(errors="replace")
+
+    def processes(self, name: str = "", *, is_served: bool = False) -> list[psutil.Process]:
+        """All that it has started, of whose command this is a part; or its application's alone."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                is_ours = environment.get(MARK) == self._mark
+                is_ours = is_ours and (not is_served or "RAY_TMPDIR" in environment)
+                if is_ours and name in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def outcomes(self) -> dict[str, str]:
+        """How each stage ended, by the archive."""
+        found = {}
+        with tarfile.open(self.out / ARCHIVE) as archive:
+            for entry in archive:
+                path = Path(entry.name)
+                if path.name == "result.json" and (file := archive.extractfile(entry)) is not None:
+                    found[path.parent.name] = json.loads(file.read())["outcome"]
+        return found
+
+    def reason(self, stage: RunStage) -> str:
+        """Why a stage failed, which the page says too."""
+        reason: str = json.loads((self.out / stage / "result.json").read_text())["reason"]
+        assert reason
+        assert reason.split(";")[0][:40] in (self.out / TEXT_PAGE).read_text()
+        return reason
+
+
+def weights_gone(after: str) -> Callable[[Run], bool]:
+    """Returns what takes a run's weights away once it has said these words."""
+
+    def take_away(run: Run) -> bool:
+        if after not in run.said:
+            return False
+        (run.model / WEIGHTS).unlink()
+        return True
+
+    return take_away
+
+
+def failed_at(stage: RunStage, run: Run) -> None:
+    """Holds the archive against a run that failed at one stage, after a start that passed."""
+    assert run.outcomes() == {RunStage.COLD_START: "passed", stage: "failed"}, run.said
+    with tarfile.open(run.out / ARCHIVE) as archive:
+        assert "first-run/application-1.log" in archive.getnames()
+
+
+def test_installation_that_is_broken_fails_the_probe(tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "jax"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtpu.so: not a library')\n")
+    run = Run(tmp_path, "--only", "probe", PYTHONPATH=str(broken.parent))
+    run.until_it_ends()
+    assert run.outcomes() == {RunStage.PROBE: "failed"}, run.said
+    assert run.reason(RunStage.PROBE)
+
+
+def test_weights_that_were_cut_short_fail_the_start(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    weights = run.model / WEIGHTS
+    os.truncate(weights, weights.stat().st_size // 2)
+    run.until_it_ends()
+    outcomes = run.outcomes()
+    assert outcomes.pop(RunStage.COLD_START) == "failed", run.said
+    alone = {RunStage.DOCTOR, RunStage.PROBE, RunStage.HOSTS}
+    assert outcomes == {
+        stage: "passed" if stage in alone else "blocked"
+        for stage in RunStage
+        if stage != RunStage.COLD_START
+    }
+    run.reason(RunStage.COLD_START)
+    # Why is in the application's log, which the archive has.
+    with tarfile.open(run.out / ARCHIVE) as archive:
+        file = archive.extractfile("first-run/application-1.log")
+        assert file is not None
+        assert b"safetensors" in file.read().lower()
+
+
+def test_weights_that_are_gone_fail_the_second_start(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--only", "warm_start")
+    run.until_it_ends(weights_gone(after=f"{RunStage.COLD_START}: passed"))
+    failed_at(RunStage.WARM_START, run)
+    run.reason(RunStage.WARM_START)
+
+
+@pytest.mark.parametrize(
+    "stage", [RunStage.EXPORTER, RunStage.CORRECTNESS, RunStage.MIXED_LOAD, RunStage.DRAIN]
+)
+def test_application_that_dies_fails_the_stage_that_asks_it(
+    tmp_path: Path, stage: RunStage
+) -> None:
+    """Its gateway, its ingress and its engines, all at once: nobody is left to answer."""
+
+    def kill(run: Run) -> bool:
+        if f"{stage} ..." not in run.said:
+            return False
+        if not run.processes("deployments.first_run.child"):
+            return False  # the stage's own process is not there yet
+        for process in run.processes(is_served=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return True
+
+    run = Run(tmp_path, "--only", stage)
+    run.until_it_ends(kill)
+    failed_at(stage, run)
+    run.reason(stage)
+
+
+def test_engine_that_cannot_return_fails_the_resume(tmp_path: Path) -> None:
+    """Its core is killed by the stage, and what it is loaded from is gone."""
+    run = Run(tmp_path, "--only", "resume")
+    run.until_it_ends(weights_gone(after=f"{RunStage.RESUME} ..."))
+    failed_at(RunStage.RESUME, run)
+    assert "engines ready again" in run.reason(RunStage.RESUME)
