@@ -29,10 +29,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from autoscaling.policy.bridges import bridged
+from autoscaling.policy.capacity.learned_capacity import LearnedCapacity
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.engine_failures import EngineFailures
 from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
-from autoscaling.policy.learned_capacity import LearnedCapacity
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.need.model_need import ModelNeed, Needed
 from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoscaling.policy.learned_capacity import carried_factor
+from autoscaling.policy.capacity.shown_capacity import carried_factor
 from autoscaling.policy.rules import Rules
 from serving.domain.capacity.engine_rates import EngineRate, rate_stats, rates_of_stats
 from serving.domain.capacity.objectives import Objectives

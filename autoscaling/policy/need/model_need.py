@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
+from autoscaling.policy.capacity.learned_capacity import learned_of_record, nothing_learned
 from autoscaling.policy.demand import (
     Demand,
     DemandInputs,
@@ -18,7 +19,6 @@ from autoscaling.policy.demand import (
     num_at_once,
 )
 from autoscaling.policy.forecast import Forecaster
-from autoscaling.policy.learned_capacity import learned_of_record, nothing_learned
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.need.batches import BatchCapacity, BatchInputs, BatchPatience
 from autoscaling.policy.need.pressure import Pressure, pressure_reason

@@ -8,14 +8,12 @@ from closed_loop import ON_DEMAND, RATE, RULES, ClosedLoop, law
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.policy.learned_capacity import (
-    LEAST_FACTOR,
+from autoscaling.policy.capacity.learned_capacity import (
     LearnedCapacity,
-    carried_factor,
     learned_of_record,
     nothing_learned,
-    paced_factor,
 )
+from autoscaling.policy.capacity.shown_capacity import LEAST_FACTOR, carried_factor, paced_factor
 from autoscaling.policy.memory import LearnedRecord, decode_memory, encode_memory, slice_shape_of
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.profiles import Profiles

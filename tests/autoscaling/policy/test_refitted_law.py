@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import PROFILE
 
-from autoscaling.policy.refitted_law import LawFit
+from autoscaling.policy.capacity.refitted_law import LawFit
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 

@@ -78,11 +78,8 @@ class LawFit:
     def _slowest(self, planned: float) -> tuple[float, float]:
         """Returns how many times the law's work, and its base, steps take at most."""
         slope, base, scatter = self._line()
-        # The prior weighs as one look that scatters as much.
-        prior = scatter / _PRIOR**2
         full = max(1.0, (planned - base) / slope)
-        ww, wx, xx = self.weight + prior, self.x, self.xx + prior
-        determinant = ww * xx - wx * wx
+        ww, wx, xx, determinant = self._with_prior(scatter / _PRIOR**2)
         # Covariances of the line with its value at a full step.
         of_base = scatter * (xx - full * wx) / determinant
         of_slope = scatter * (full * ww - wx) / determinant
@@ -97,9 +94,8 @@ class LawFit:
         slope = base = 1.0
         for _ in range(2):  # the prior's weight is by the scatter, which is about the line
             prior = scatter / _PRIOR**2
-            ww, wx, xx = self.weight + prior, self.x, self.xx + prior
+            ww, wx, xx, determinant = self._with_prior(prior)
             wy, xy = self.y + prior, self.xy + prior
-            determinant = ww * xx - wx * wx
             base = (xx * wy - wx * xy) / determinant
             slope = (ww * xy - wx * wy) / determinant
             base, slope = max(base, _LEAST_TIMES), max(slope, _LEAST_TIMES)
@@ -113,6 +109,14 @@ class LawFit:
             if self.weight > 0:
                 scatter = max(least_scatter, squares / self.weight)
         return slope, base, scatter
+
+    def _with_prior(self, prior: float) -> tuple[float, float, float, float]:
+        """Returns the sums of weights, `x` and its squares, and their determinant.
+
+        The prior weighs as `prior` looks each at the base alone and at the work alone.
+        """
+        ww, wx, xx = self.weight + prior, self.x, self.xx + prior
+        return ww, wx, xx, ww * xx - wx * wx
 
 
 def _alike(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
