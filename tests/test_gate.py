@@ -17,18 +17,14 @@ def runs(job: Job, path: str) -> bool:
     return path.startswith(job.paths) and not (job.ignored and path.startswith(job.ignored))
 
 
-def test_every_test_that_starts_something_is_in_one_job() -> None:
-    started = [job for job in jobs("fast", "starts") if job.markers == "starts"]
-    assert len(started) > 3
+@pytest.mark.parametrize(("markers", "num_jobs"), [("starts", 6), ("fast", 2)])
+def test_every_test_is_in_one_job_of_its_kind(markers: str, num_jobs: int) -> None:
+    of_kind = [job for job in jobs("fast", "starts") if job.markers == markers]
+    assert len(of_kind) == num_jobs
     files = [f"{path.relative_to(ROOT)}" for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(files) > 100
     for path in files:
-        assert len([job.name for job in started if runs(job, path)]) == 1, path
-
-
-def test_fast_tests_are_one_job_of_all_files() -> None:
-    (fast,) = (job for job in jobs("fast", "starts") if job.markers == "fast")
-    assert (fast.paths, fast.ignored) == (("tests",), ())
+        assert len([job.name for job in of_kind if runs(job, path)]) == 1, path
 
 
 def test_jobs_name_only_what_is_there() -> None:

@@ -19,7 +19,9 @@ from serving.domain.tokens.paced import LETTERS, paced_tokens
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, Request, begin_all, token_stream
 
-pytestmark = [pytest.mark.e2e]
+# The gate has a replica killed beside vLLM's engines (`test_kills.py`), and owners and successors
+# without Ray (`tests/ownership`).
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MODEL = "paced"
 READY_S = 300.0

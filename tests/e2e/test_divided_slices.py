@@ -19,7 +19,9 @@ from serving.tpu.chips import VISIBLE_CHIPS
 from .application import Role, RunningApplication, application_args, linked_engines, paced_model
 from .streams import Answer, begin_all, token_stream
 
-pytestmark = [pytest.mark.e2e]
+# The gate has slices of one engine (`test_slices.py`), and owners of several engines without Ray
+# (`tests/slices/test_engine_hosts.py`).
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MODEL = "paced"
 READY_S = 300.0

@@ -1,6 +1,7 @@
 """What `/openapi.json` describes is served: requests are made from it, and answers held to it.
 
-The gate asks paced engines; the long suite asks vLLM's with thousands of requests.
+The gate asks some of each kind of an application that other tests share; the long suite asks
+thousands of one that has an embedder besides.
 """
 
 import asyncio
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.hostile.cases import MODEL
 from tests.hostile.described import (
     lines_of,
     outcomes_of_described,
@@ -24,24 +24,22 @@ from .application import (
     application_args,
     demo_model,
     engine_ids,
-    paced_model,
 )
 from .several_models import embedding_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.needs("schemathesis")]
+pytestmark = [pytest.mark.e2e, pytest.mark.starts_engine, pytest.mark.needs("schemathesis")]
 
 SEED = 20261124
 # Of each operation, valid and invalid ones.
-NUM_IN_GATE, NUM_LONG = 6, 150
+NUM_IN_GATE, NUM_LONG = 3, 150
 LEAST_ANSWERED = 0.25
-# Most answers are as long as the model lets them be.
-SHORT = {"ttft_ms": 0, "tpot_ms": 0.1, "max_model_len": 96}
 
 
 @pytest.fixture(scope="module")
 def vllm_application() -> Iterator[RunningApplication]:
     """The shipped model on two engines, and an embedder: most described routes."""
     generating = demo_model()
+    # Most answers are as long as the model lets them be.
     generating["engine_args"]["max_model_len"] = 96
     with RunningApplication(application_args(generating, embedding_model())) as running:
         yield running
@@ -66,17 +64,13 @@ def conform(
     application.wait_idle(30.0)
 
 
-@pytest.mark.parametrize(
-    "paced_application", [application_args(paced_model(2, SHORT, name=MODEL))], indirect=True
-)
 def test_answers_are_as_described_whatever_is_asked(
-    paced_application: RunningApplication, capsys: pytest.CaptureFixture[str]
+    demo_application: RunningApplication, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    conform(paced_application, capsys, NUM_IN_GATE)
+    conform(demo_application, capsys, NUM_IN_GATE)
 
 
 @pytest.mark.long
-@pytest.mark.starts_engine
 def test_answers_of_vllms_engines_are_as_described_whatever_is_asked(
     vllm_application: RunningApplication, capsys: pytest.CaptureFixture[str]
 ) -> None:

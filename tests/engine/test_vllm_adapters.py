@@ -74,12 +74,10 @@ async def check_names(engine: VllmEngine, request: TokenRequest) -> None:
     assert len(engine.cached.keys) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [
-        pytest.param("wide", "rank 32 is greater than max_lora_rank 8", marks=pytest.mark.long),
-        ("gone", "gone"),
-    ],
+    [("wide", "rank 32 is greater than max_lora_rank 8"), ("gone", "gone")],
 )
 async def test_engine_with_an_adapter_that_cannot_be_loaded_does_not_start(
     tmp_path: Path, name: str, complaint: str

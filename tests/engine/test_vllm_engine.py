@@ -275,9 +275,8 @@ async def read_unfinished(engine: VllmEngine, emitted: dict[str, list[int]]) -> 
             emitted[output.request_id] += output.token_ids
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_engine_core_that_is_told_to_end_is_lost_with_what_it_had(
     subject: Subject, number: signal.Signals
 ) -> None:

@@ -180,7 +180,7 @@ def test_plan_says_why() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 # Others need more slices beside lines than they do alone: lines need those as well.
 @example(batches=[(1.0, 0.43), (4.0, 0.075), (2.0, 0.385)], rates=[57.9])
 @given(

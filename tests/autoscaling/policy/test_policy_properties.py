@@ -84,7 +84,7 @@ def test_more_load_never_takes_fewer_slices(loads: list[float]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(stories(), st.floats(0.5, 150))
 def test_settles_under_constant_load(
     story: list[tuple[float, int, str | None, str | None]], rate: float
