@@ -57,7 +57,8 @@ def conform(
     outcomes = asyncio.run(outcomes_of_described(application.base_url, description, requests))
     with capsys.disabled():
         sys.stdout.write("".join(f"\n    {line}" for line in lines_of(outcomes)) + "\n")
-    assert [str(each) for each in outcomes if each.fault is not None][:10] == []
+    faults = [str(each) for each in outcomes if each.fault is not None]
+    assert faults[:10] == [], application.bad_ends()
     assert share_answered(outcomes) >= LEAST_ANSWERED
     assert engine_ids(application.fleet()) == engines
     assert {each.pid for each in application.processes(Role.ENGINE_HOST)} == processes
