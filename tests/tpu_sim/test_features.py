@@ -120,7 +120,7 @@ async def resumed(
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(tensor(4), marks=pytest.mark.quick),
+        tensor(4),
         Shape("TP 4 with expert parallelism", 4, EXPERTS, IN_FLOAT32),
     ],
     ids=str,
@@ -153,7 +153,7 @@ class Rounded:
 @pytest.mark.parametrize(
     "rounded",
     [
-        pytest.param(Rounded("fp8 weights", FP8, in_bfloat16()), marks=pytest.mark.quick),
+        Rounded("fp8 weights", FP8, in_bfloat16()),
         Rounded("fp8 experts", MOE_FP8, in_bfloat16()),
         Rounded(
             "fp8 experts, expert parallelism", MOE_FP8, in_bfloat16(enable_expert_parallel=True)
