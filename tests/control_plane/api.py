@@ -1,5 +1,6 @@
 """A client of the API server: what tests ask of it, in Kubernetes' words."""
 
+import contextlib
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import httpx
 
 _ESTABLISHED_WITHIN_S = 120.0
 _POLL_S = 0.05
+_NUM_READS = 3
 # Where kinds are, besides those of the core.
 _VERSIONS = {
     "ClusterRole": "rbac.authorization.k8s.io/v1",
@@ -71,7 +73,7 @@ class Api:
 
     def get(self, kind: str, namespace: str | None, name: str) -> Json:
         """One object. `namespace` is `None` for what lies in none."""
-        return self._answer(self._client.get(self._path(reference(kind, namespace, name), name)))
+        return self._answer(self._read(self._path(reference(kind, namespace, name), name)))
 
     def find(self, kind: str, namespace: str | None, name: str) -> Json | None:
         """One object; `None` if there is no such object."""
@@ -88,7 +90,7 @@ class Api:
         """The objects of a kind with these labels, by name, each with its kind."""
         body = reference(kind, namespace)
         selector = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
-        found = self._answer(self._client.get(self._path(body), params={"labelSelector": selector}))
+        found = self._answer(self._read(self._path(body), params={"labelSelector": selector}))
         words = {"apiVersion": body["apiVersion"], "kind": kind}
         items = [words | each for each in found["items"]]
         return sorted(items, key=lambda each: str(each["metadata"]["name"]))
@@ -112,7 +114,7 @@ class Api:
     def exists(self, body: Json) -> bool:
         """Whether the server has an object of this kind and name."""
         path = self._path(body, body["metadata"]["name"])
-        return self._client.get(path).status_code == httpx.codes.OK
+        return self._read(path).status_code == httpx.codes.OK
 
     def replace(self, body: Json, part: str | None = None) -> Json:
         """Puts an object in the place of the one of its name, unless that has changed meanwhile.
@@ -176,7 +178,7 @@ class Api:
         return self._answer(self._client.patch(path, json=content, headers=headers))
 
     def _is_established(self, crd: Json) -> bool:
-        found = self._answer(self._client.get(self._path(crd, crd["metadata"]["name"])))
+        found = self._answer(self._read(self._path(crd, crd["metadata"]["name"])))
         # Null until the server has looked at it.
         conditions = found.get("status", {}).get("conditions") or ()
         return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
@@ -184,7 +186,7 @@ class Api:
     def _is_listed(self, crd: Json) -> bool:
         spec = crd["spec"]
         return all(
-            self._client.get(
+            self._read(
                 f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}"
             ).is_success
             for version in spec["versions"]
@@ -202,12 +204,19 @@ class Api:
 
     def _read_plurals(self, root: str) -> dict[str, tuple[str, bool]]:
         """Each kind's name in paths, and whether it lies in namespaces."""
-        resources = self._answer(self._client.get(root))["resources"]
+        resources = self._answer(self._read(root))["resources"]
         return {
             each["kind"]: (each["name"], each["namespaced"])
             for each in resources
             if "/" not in each["name"]
         }
+
+    def _read(self, path: str, params: Mapping[str, str] | None = None) -> httpx.Response:
+        """Gets it. Asked again, as by Kubernetes' own clients, where a busy server hangs up."""
+        for _ in range(_NUM_READS - 1):
+            with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                return self._client.get(path, params=params)
+        return self._client.get(path, params=params)
 
     @staticmethod
     def _answer(answer: httpx.Response) -> Json:

@@ -165,7 +165,11 @@ async def stream_all(
 async def begin_all(
     base_url: str, requests: list[Request], timeout_s: float
 ) -> asyncio.Task[list[Answer]]:
-    """Sends all requests; returns once each has begun to be answered, with what answers them."""
+    """Sends all requests; returns once each has begun to be answered, with what answers them.
+
+    Raises:
+        AssertionError: some did not begin, within `timeout_s` or at all; it has what they said.
+    """
     begun: set[int] = set()
     all_begun = asyncio.Event()
 
@@ -175,6 +179,12 @@ async def begin_all(
             all_begun.set()
 
     answering = asyncio.create_task(stream_all(base_url, requests, on_chunk))
-    async with asyncio.timeout(timeout_s):
-        await all_begun.wait()
-    return answering
+    watch = asyncio.create_task(all_begun.wait())
+    await asyncio.wait({answering, watch}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    if all_begun.is_set():
+        return answering
+    watch.cancel()
+    late = sorted({*range(len(requests))} - begun)
+    said = [answer.error for answer in answering.result()] if answering.done() else []
+    answering.cancel()
+    raise AssertionError(f"did not begin within {timeout_s:g} s: requests {late}; errors: {said}")

@@ -30,7 +30,9 @@ def read(handle, results):
     started_s, cpu_s = time.monotonic(), time.process_time()
     numbers = [queue.dequeue(timeout=60) for _ in range({NUM_MESSAGES})]
     share = (time.process_time() - cpu_s) / (time.monotonic() - started_s)
-    results.put((numbers == list(range({NUM_MESSAGES})), SpinCondition.wait.__module__, share))
+    slack_ns = open("/proc/self/timerslack_ns").read().strip()
+    arrived = numbers == list(range({NUM_MESSAGES}))
+    results.put((arrived, SpinCondition.wait.__module__, slack_ns, share))
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -57,7 +59,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def run(program: Path, **environment: str) -> tuple[str, str, float]:
+def run(program: Path, **environment: str) -> tuple[str, str, int, float]:
     inherited = {name: value for name, value in os.environ.items() if name != HOST_VARIABLE}
     done = subprocess.run(
         [sys.executable, str(program)],
@@ -67,18 +69,20 @@ def run(program: Path, **environment: str) -> tuple[str, str, float]:
         timeout=DEADLINE_S,
         check=True,
     )
-    arrived, module, share = done.stdout.split()[-3:]
-    return arrived, module, float(share)
+    arrived, module, slack_ns, share = done.stdout.split()[-4:]
+    return arrived, module, int(slack_ns), float(share)
 
 
 def test_reader_below_a_host_naps_and_misses_nothing(program: Path) -> None:
-    arrived, module, cpu_share = run(program, **{HOST_VARIABLE: str(HostProcess.own())})
+    arrived, module, slack_ns, cpu_share = run(program, **{HOST_VARIABLE: str(HostProcess.own())})
     assert (arrived, module) == ("True", "serving.engine.vllm.shm_backoff")
+    assert slack_ns == 1  # naps end when they should
     # A spinning reader takes all that it is given; this one waits for most of its life.
     assert cpu_share < 0.6
 
 
 def test_reader_elsewhere_waits_as_vllm_has_it(program: Path) -> None:
-    arrived, module, _ = run(program)
+    arrived, module, slack_ns, _ = run(program)
     assert arrived == "True"
     assert module.startswith("vllm.")
+    assert slack_ns > 1
