@@ -84,8 +84,8 @@ def jobs(fast: str, starts: str) -> list[Job]:
         *started[:2],
         Job("fast", fast, (f"{TESTS}",), apart),
         Job("the rest", starts, (f"{TESTS}",), tuple(sorted(named))),
-        *started[2:],
         Job("fast " + " ".join(apart), fast, apart),
+        *started[2:],
     ]
 
 
