@@ -103,8 +103,9 @@ def node(
     chips: int = 0,
     pool: str | None = None,
     pod_range: str | None = None,
+    pods: int = 250,
 ) -> Json:
-    """A node that KWOK keeps Ready, with room for whatever is asked for.
+    """A node that KWOK keeps Ready, with room for whatever is asked for, in up to `pods` pods.
 
     With `chips` it is a TPU host: it has that many, and the taint that keeps other pods away.
     `labels` are what pods select: compute class, accelerator, topology. `pool` is the name of the
@@ -114,7 +115,7 @@ def node(
     found = {"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", **(labels or {})}
     if pool is not None:
         found[NODE_POOL] = pool
-    room = {"cpu": "1000", "memory": "10Ti", "ephemeral-storage": "10Ti", "pods": "250"}
+    room = {"cpu": "1000", "memory": "10Ti", "ephemeral-storage": "10Ti", "pods": str(pods)}
     if chips:
         room[GKE_CHIPS] = str(chips)
     spec: Json = {}

@@ -203,7 +203,7 @@ class Cloud:
         return bool(due)
 
     def _close(self, nodes: set[str]) -> None:
-        """A node is for one pod: its successor gets another, and so does a slice's other host."""
+        """A node is for one pod: its successor gets another."""
         for name in nodes:
             self._used.add(name)
             self._api.merge(reference("Node", None, name), {"spec": {"unschedulable": True}})
@@ -270,6 +270,8 @@ class Cloud:
                 chips=chips,
                 pool=pool,
                 pod_range=_pod_range(number, is_on_loopback=is_on_loopback),
+                # Whoever loses it loses no other: with room for more a gateway lies beside a head.
+                pods=1,
             )
             self._api.create(made)
             self._made[replica].add(made["metadata"]["name"])
