@@ -75,7 +75,7 @@ def demand_of(
     """
     if traffic.requests_per_s <= 0:
         return Demand(0.0)
-    tpot_s = rules.objectives.tpot_s * rules.tpot_margin
+    tpot_s = rules.planned_tpot_s
     at_most = profile.max_requests_per_s(traffic.input_tokens, traffic.output_tokens, tpot_s)
     if at_most <= 0:
         raise UnreachableObjectiveError(

@@ -53,3 +53,8 @@ class Rules:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: 0 or more")
+
+    @property
+    def planned_tpot_s(self) -> float:
+        """Returns how long a step may take by plan, in seconds."""
+        return self.objectives.tpot_s * self.tpot_margin

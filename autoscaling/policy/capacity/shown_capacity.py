@@ -122,7 +122,7 @@ def carried_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> 
     By the law a slice could do so many times what this one does in a second, in steps as long as
     its own, or as are planned for where its own are shorter. `None` for an engine without work.
     """
-    step_s = max(rate.step_s, rules.objectives.tpot_s * rules.tpot_margin)
+    step_s = max(rate.step_s, rules.planned_tpot_s)
     if rate.prompt_tokens_per_s + rate.output_tokens_per_s <= 0 or step_s <= profile.base_s:
         return None
     times = profile.max_requests_per_s(rate.prompt_tokens_per_s, rate.output_tokens_per_s, step_s)
@@ -147,7 +147,7 @@ def paced_factor(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> fl
     ):
         return None
     times = rate.step_s / (profile.base_s + work_s)
-    planned_s = rules.objectives.tpot_s * rules.tpot_margin
+    planned_s = rules.planned_tpot_s
     tokens = rate.prompt_tokens_per_s, rate.output_tokens_per_s
     # Steps that are so many times longer, or a time that is so many times shorter, are the same.
     at_pace = profile.max_requests_per_s(*tokens, planned_s / times) / times
@@ -168,7 +168,7 @@ def fitted_factor(
         sum(each.prompt_tokens_per_s for each in engines),
         sum(each.output_tokens_per_s for each in engines),
     )
-    planned_s = rules.objectives.tpot_s * rules.tpot_margin
+    planned_s = rules.planned_tpot_s
     by_law = profile.max_requests_per_s(*tokens, planned_s)
     if by_law <= 0 or math.isinf(by_law):
         return 0.0
@@ -197,15 +197,12 @@ def _is_saturated(
 ) -> bool:
     if load.num_waiting > 0 and load.full_ratio >= _FULL_RATIO:
         return True
-    planned_s = rules.objectives.tpot_s * rules.tpot_margin
-    if rate.step_s < planned_s:
-        return False
-    return _is_busy(rate, profile, rules)
+    return rate.step_s >= rules.planned_tpot_s and _is_busy(rate, profile, rules)
 
 
 def _is_busy(rate: EngineRate, profile: CapacityProfile, rules: Rules) -> bool:
     """Whether an engine runs about as many sequences as the law allows within the objective."""
-    planned_s = rules.objectives.tpot_s * rules.tpot_margin
+    planned_s = rules.planned_tpot_s
     times = profile.max_requests_per_s(
         rate.prompt_tokens_per_s, rate.output_tokens_per_s, planned_s
     )
@@ -225,8 +222,9 @@ def _is_room_short(
     engines: Iterable[EngineRate], saturated: Mapping[str, float], rules: Rules
 ) -> bool:
     """Whether most of the saturated engines have steps that are shorter than planned."""
-    planned_s = rules.objectives.tpot_s * rules.tpot_margin
-    short = sum(each.step_s < planned_s for each in engines if each.engine_id in saturated)
+    short = sum(
+        each.step_s < rules.planned_tpot_s for each in engines if each.engine_id in saturated
+    )
     return 2 * short > len(saturated)
 
 

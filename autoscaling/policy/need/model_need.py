@@ -118,8 +118,7 @@ class ModelNeed:
 
     def weight(self, compute_class: str) -> float:
         """What a slice of a class carries of requests as they lately were; see `Profiles`."""
-        objectives = self._rules.objectives
-        step_s = objectives.tpot_s * self._rules.tpot_margin
+        step_s = self._rules.planned_tpot_s
         return self._profiles.weight(compute_class, self.forecaster.tokens, step_s)
 
     def by(self, now_s: float, now: Needed, lead_s: float, name: str) -> tuple[int, float]:
@@ -237,8 +236,8 @@ class ModelNeed:
             load.input_tokens_mean if given is None else given,
             load.output_tokens_mean if taken is None else taken,
         )
-        tpot_s = self._rules.objectives.tpot_s
-        planned_s, beside_s = tpot_s * self._rules.tpot_margin, tpot_s * STEP_SHARE
+        planned_s = self._rules.planned_tpot_s
+        beside_s = self._rules.objectives.tpot_s * STEP_SHARE
         if beside_s <= self._profile.base_s:
             beside_s = planned_s
         of_others = self.forecaster.tokens
