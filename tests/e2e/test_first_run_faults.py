@@ -1,8 +1,8 @@
 """A real fault in each stage of `slicewise first-run` in turn, on the embedded default.
 
 The verdict names the stage that it hit, and the archive has what was found before. The stages of
-memory and throughput are skipped on CPUs; what several hosts have to have alike is tried on
-tpu-inference (`tests/tpu_sim`).
+memory and throughput are skipped on CPUs; what several hosts have to have alike is looked at on
+hosts in namespaces of their own, where nothing is served.
 """
 
 import contextlib
@@ -24,6 +24,15 @@ import yaml
 from deployments.first_run.order import RunStage
 from deployments.first_run.record.evidence import ARCHIVE
 from deployments.first_run.runner import TEXT_PAGE
+from deployments.simulation.hosts.namespaces import Hosts, check_permitted
+from deployments.simulation.plan import (
+    SimulatedSlices,
+    host_environment,
+    host_labels,
+    host_resources,
+)
+from tests.hosts.permission import skipped_where_refused
+from tests.hosts.ray_nodes import RayNodes, node_environment
 
 from .application import PROJECT_ROOT
 
@@ -31,6 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PATIENCE = 5
 RUN_S = 1500.0
+NODES_S = 120.0
 # In the environment of all that a run starts.
 MARK = "SLICEWISE_FAULT_TEST"
 WEIGHTS = "model.safetensors"
@@ -207,3 +217,47 @@ def test_engine_that_cannot_return_fails_the_resume(tmp_path: Path) -> None:
     run.until_it_ends(weights_gone(after=f"{RunStage.RESUME} ..."))
     failed_at(RunStage.RESUME, run)
     assert "engines ready again" in run.reason(RunStage.RESUME)
+
+
+def test_hosts_with_different_versions_fail_by_what_differs(tmp_path: Path) -> None:
+    """One of two hosts of a slice has another JAX, as after a rebuilt image that one node kept."""
+    with skipped_where_refused():
+        check_permitted()
+    other = tmp_path / "other"
+    installed = other / "jax-0.1.2.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.1.2\n")
+    pair = SimulatedSlices(
+        name="spot", compute_class="spot", generation="v6e", topology="2x4", chips_per_host=4
+    )
+    out, name = tmp_path / "out", pair.slice_name(0)
+    with Hosts() as network:
+        head, *hosts = [network.add(each) for each in ("head", "host-0", "host-1")]
+        environment = node_environment(network.folder) | {"PYTHONPATH": str(PROJECT_ROOT)}
+        nodes = RayNodes(head, environment, tmp_path)
+        nodes.start_head(NODES_S)
+        for worker_id, host in enumerate(hosts):
+            path = f"{other}:{PROJECT_ROOT}" if worker_id == 1 else str(PROJECT_ROOT)
+            nodes.join(
+                host,
+                host_environment(pair, name, worker_id) | {"PYTHONPATH": path},
+                host_resources(pair, name, worker_id),
+                host_labels(pair, name, worker_id),
+            )
+        nodes.wait_joined(NODES_S)
+        command = [sys.executable, "-m", "deployments.cli", "first-run"]
+        command += [str(PROJECT_ROOT / "serve_config.yaml"), "--out", str(out), "--only", "hosts"]
+        command += ["--address", nodes.address, "--patience", f"{PATIENCE}"]
+        with (tmp_path / "output.txt").open("wb") as output:
+            run = head.start(*command, env=environment, stdout=output, stderr=output)
+            code = run.wait()
+    said = (tmp_path / "output.txt").read_text()
+    assert code == 1, said
+    result = json.loads((out / RunStage.HOSTS / "result.json").read_text())
+    assert result["outcome"] == "failed", said
+    judged = {each["what"]: each["is_met"] for each in result["measurements"]}
+    assert judged["python of 2 hosts"], said
+    assert not judged["packages of 2 hosts"], said
+    assert f"0.1.2 on {hosts[1].address}" in result["reason"]
+    assert "jaxlib" not in result["reason"]
+    assert result["reason"] in " ".join((out / TEXT_PAGE).read_text().split())

@@ -1,6 +1,7 @@
 """Stages `doctor` and `hosts`: what the hosts are like, before anything runs and at the end."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from deployments.first_run.context import StageContext
@@ -31,15 +32,32 @@ def all_hosts(context: StageContext) -> StageResult:
     hosts = hosts_of(context.address)
     facts = hosts.run(_FACTS, context.left_s)
     context.keep("hosts.json", json.dumps([_told(answer) for answer in facts], indent=1))
-    told = [answer.last_json() or {} for answer in facts]
+    told = {answer.host: answer.last_json() or {} for answer in facts}
     measurements = [*map(_has_facts, facts)]
     for name in _EQUAL:
-        kinds = {json.dumps(each.get(name), sort_keys=True) for each in told}
-        words = "the same" if len(kinds) == 1 else f"{len(kinds)} different ones"
+        differences = different({host: each.get(name) for host, each in told.items()}, name)
+        words = "; ".join(differences) or "the same"
         measurements.append(
-            Measurement(f"{name} of {len(told)} hosts", "the same", words, len(kinds) == 1)
+            Measurement(f"{name} of {len(told)} hosts", "the same", words, not differences)
         )
     return judged(RunStage.HOSTS, measurements)
+
+
+def different(found: Mapping[str, Any], name: str) -> list[str]:
+    """Returns in what hosts differ, a phrase each; what they have is by host. Pure.
+
+    Of objects only those fields are told that are not the same everywhere.
+    """
+    if all(isinstance(each, dict) for each in found.values()):
+        fields = sorted({field for each in found.values() for field in each})
+        return [
+            words
+            for field in fields
+            for words in different({host: each.get(field) for host, each in found.items()}, field)
+        ]
+    if len({json.dumps(each, sort_keys=True) for each in found.values()}) <= 1:
+        return []
+    return [f"{name} is {', '.join(f'{each} on {host}' for host, each in found.items())}"]
 
 
 def _told(answer: HostAnswer) -> dict[str, Any]:

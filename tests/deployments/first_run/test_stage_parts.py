@@ -23,6 +23,7 @@ from deployments.first_run.hosts.reach import (
 from deployments.first_run.requests.asking import StreamedAnswer
 from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.stages.chips import measured_on_host
+from deployments.first_run.stages.hosts import different
 from deployments.first_run.stages.load import published_figure
 from deployments.first_run.stages.losses import first_gap
 from deployments.first_run.stages.served_models import RunModel
@@ -228,3 +229,20 @@ def test_published_figure_of_a_part_counts_for_each_engine_on_a_slice() -> None:
     assert not isinstance(figure, str)
     assert figure.requests_per_s == pytest.approx(8 * 10.77)
     assert figure.concurrency == 8 * 128
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"a": {"jax": "1", "ray": "2"}, "b": {"jax": "1", "ray": "2"}}, []),
+        ({"a": {"jax": "1", "ray": "2"}, "b": {"jax": "3", "ray": "2"}}, ["jax is 1 on a, 3 on b"]),
+        ({"a": {"jax": "1"}, "b": {}}, ["jax is 1 on a, None on b"]),
+        # A host that did not answer has nothing.
+        ({"a": {"jax": "1"}, "b": None}, ["packages is {'jax': '1'} on a, None on b"]),
+        ({"a": "3.11.7"}, []),
+    ],
+)
+def test_what_hosts_differ_in_is_told_field_by_field(
+    found: dict[str, Any], told: list[str]
+) -> None:
+    assert different(found, "packages") == told
