@@ -206,7 +206,8 @@ def _quantise(source: Path, target: Path, rounded: Path) -> None:
     for folder in (target, rounded):
         shutil.copytree(source, folder)
     stored, meant = {}, {}
-    for name, weight in load_file(source / "model.safetensors").items():
+    weights = load_file(source / "model.safetensors")
+    for name, weight in weights.items():
         if not name.endswith("_proj.weight"):
             stored[name] = meant[name] = weight
             continue
@@ -218,8 +219,9 @@ def _quantise(source: Path, target: Path, rounded: Path) -> None:
     config = json.loads((target / "config.json").read_text())
     # Published checkpoints name them, since vLLM would take the router's layer for one in fp8. To
     # tpu-inference such a name is the beginning of others: of `gate_proj`, in a model without.
-    num_routers = config["num_hidden_layers"] if "num_experts" in config else 0
-    routers = (f"model.layers.{layer}.mlp.gate" for layer in range(num_routers))
+    routers = [
+        name.removesuffix(".weight") for name in weights if name.endswith(".mlp.gate.weight")
+    ]
     config["quantization_config"] = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
