@@ -58,9 +58,6 @@ SPLITS = (1, 9, 17)
 # took blocks or scales for others answers as if by chance, nats away.
 MOST_NATS = 1.0
 MOST_NOT_LIKELIEST = 0.2
-# The drafted model in bfloat16 is further off without a draft too: 2.06 nats, 0.19 of the tokens.
-DRAFTED_NATS = 2.5
-DRAFTED_NOT_LIKELIEST = 0.25
 # What the random model answers with one token again and again, so that guesses are right.
 REPEATING, NUM_REPEATED = [7, 8] * 20, 60
 EXPERTS = {"tensor_parallel_size": 4, "enable_expert_parallel": True}
@@ -265,7 +262,7 @@ async def test_guesses_by_a_draft_model(
         first = await answer_all(engine, models, DRAFTED, "one", num_tokens)
         later = await gone_on(engine, models, DRAFTED, first)
         _, num_guessed, num_right = drafts(engine)
-    told = as_likely(models, DRAFTED, first, later, DRAFTED_NATS, DRAFTED_NOT_LIKELIEST)
+    told = as_likely(models, DRAFTED, first, later)
     assert num_guessed > num_right > num_guessed / 10
     evidence.placed(
         f"EAGLE-3 draft, {shape}, {num_right} of {num_guessed} guesses were right: {told}"
@@ -273,12 +270,7 @@ async def test_guesses_by_a_draft_model(
 
 
 def as_likely(
-    models: TinyModels,
-    model: str,
-    first: list[list[int]],
-    later: list[list[list[int]]],
-    most_nats: float = MOST_NATS,
-    most_not_likeliest: float = MOST_NOT_LIKELIEST,
+    models: TinyModels, model: str, first: list[list[int]], later: list[list[list[int]]]
 ) -> str:
     """Checks that transformers finds each token as likely as any, or nearly so; and tells it.
 
@@ -289,8 +281,8 @@ def as_likely(
     for answered in [first, *later]:
         gaps += [gap for answer in models.gaps(model, answered) for gap in answer]
     others = [gap for gap in gaps if gap > 0]
-    assert len(others) <= most_not_likeliest * len(gaps), sorted(others)
-    assert max(gaps) <= most_nats
+    assert len(others) <= MOST_NOT_LIKELIEST * len(gaps), sorted(others)
+    assert max(gaps) <= MOST_NATS
     pairs = [(a, b) for answered in later for a, b in zip(answered, first, strict=True)]
     return (
         f"{len(gaps) - len(others)} of {len(gaps)} tokens are transformers' likeliest, the others "

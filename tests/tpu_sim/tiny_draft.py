@@ -21,6 +21,8 @@ from transformers.models.llama.modeling_llama import (
 
 _NUM_STEPS = 120
 _LEARNING_RATE = 3e-3
+_NUM_SURE_STEPS = 25
+_SURE_LEARNING_RATE = 1e-3
 # Of n layers: 2, n / 2 and n - 3; the states before them.
 _AUXILIARY = (2, 3, 4)
 
@@ -52,6 +54,26 @@ class _Draft(torch.nn.Module):
         residual = residual + attended
         residual = residual + self.mlp(self.post_attention_layernorm(residual))
         return self.lm_head(self.norm(residual))[0]
+
+
+def make_sure(target: Any, prompts: list[list[int]], answers: list[list[int]]) -> None:
+    """Trains a target of random weights until its own answers are nats likelier than any others.
+
+    Otherwise it answers in bfloat16 what it does not in float32, and a draft that has learned the
+    one is never right about the other.
+    """
+    optimizer = torch.optim.Adam(target.parameters(), lr=_SURE_LEARNING_RATE)
+    for _ in range(_NUM_SURE_STEPS):
+        losses = [
+            torch.nn.functional.cross_entropy(
+                target(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1],
+                torch.tensor(answer),
+            )
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
 
 
 def write(target: Path, folder: Path, prompts: list[list[int]], answered: list[list[int]]) -> None:

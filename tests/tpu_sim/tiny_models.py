@@ -180,7 +180,7 @@ def _write(folder: Path) -> None:
 
 
 def _write_drafted(folder: Path) -> None:
-    """Writes the target and its draft, which is trained on what the target answers."""
+    """Writes the target, which is sure of its answers, and its draft, which is trained on them."""
     import torch
     import transformers
 
@@ -190,9 +190,10 @@ def _write_drafted(folder: Path) -> None:
     prompts = json.loads((folder / "reference.json").read_text())["prompts"][DRAFTED]
     config = transformers.LlamaConfig(**DRAFTED_SHAPE)
     target = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32).eval()
+    answers = list(_continuations(target, prompts, NUM_DRAFTED_TOKENS))
+    tiny_draft.make_sure(target, prompts, answers)
     target.save_pretrained(folder / DRAFTED)
     transformers.AutoTokenizer.from_pretrained(folder / LLAMA).save_pretrained(folder / DRAFTED)
-    answers = _continuations(target, prompts, NUM_DRAFTED_TOKENS)
     answered = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     tiny_draft.write(folder / DRAFTED, folder / DRAFT, prompts, answered)
 
