@@ -129,16 +129,25 @@ def test_more_replicas_than_slices_wait_and_are_cancelled_within_five_seconds(
     assert {row["replica_id"] for row in slices(application)} == held
 
 
+def is_of(process: psutil.Process, slice_name: str, worker_id: int) -> bool:
+    environment = process.environ()
+    place = environment.get("TPU_NAME"), environment.get("TPU_WORKER_ID")
+    return place == (slice_name, f"{worker_id}")
+
+
 def test_engine_waits_for_chips_that_a_process_still_has(
     application: RunningApplication,
 ) -> None:
     application.wait_fleet(is_ready, READY_S)
-    hosts = {each.environ()["TPU_NAME"]: each for each in application.processes(Role.ENGINE_HOST)}
-    first = Path(hosts["spot-1"].environ()[RUN_DIR_VARIABLE])
-    lock = first.with_name("spot-1-1") / LOCK_FILE.name
-    with holding(Held.LOCKED, lock) as process:
-        hosts["spot-1"].kill()
-        reason = f"waits for chips: host 1: libtpu's lock is held by process {process.pid} (python"
+    engine, agent = (
+        next(each for each in application.processes(role) if is_of(each, "spot-1", worker_id))
+        for role, worker_id in ((Role.ENGINE_HOST, 0), (Role.HOST_AGENT, 1))
+    )
+    # As that host sees it: hosts have mounts and process ids of their own.
+    run_dir = Path(f"/proc/{agent.pid}/root{agent.environ()[RUN_DIR_VARIABLE]}")
+    with holding(Held.LOCKED, run_dir / LOCK_FILE.name):
+        engine.kill()
+        reason = "waits for chips: host 1: libtpu's lock is held by a process of another container"
         application.wait_fleet(
             lambda fleet: any(reason in row["reason"] for row in fleet["slices"]), READY_S
         )

@@ -22,7 +22,7 @@ def holding(what: Held, path: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert process.stdout.readline(), f"it ended before it held {path}"
         try:
             yield process
         finally:
