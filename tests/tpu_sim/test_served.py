@@ -352,6 +352,7 @@ def kill_busiest_core(running: RunningApplication) -> None:
     fleet = running.fleet()
     busiest = max(fleet["models"][0]["engines"], key=lambda engine: engine["in_flight"])
     (held,) = (row for row in fleet["slices"] if row["replica_id"] == busiest["replica_id"])
+    assert held["name"] in cores, (cores, fleet["models"][0]["engines"], fleet["slices"])
     cores[held["name"]].kill()
 
 
