@@ -6,6 +6,7 @@ embedding of token p + 1 and three of the target's hidden states of token p, and
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,29 @@ def make_sure(target: Any, prompts: list[list[int]], answers: list[list[int]]) -
     Otherwise it answers in bfloat16 what it does not in float32, and a draft that has learned the
     one is never right about the other.
     """
-    optimizer = torch.optim.Adam(target.parameters(), lr=_SURE_LEARNING_RATE)
-    for _ in range(_NUM_SURE_STEPS):
-        losses = [
+    pairs = list(zip(prompts, answers, strict=True))
+    _train(
+        target,
+        _NUM_SURE_STEPS,
+        _SURE_LEARNING_RATE,
+        lambda: [
             torch.nn.functional.cross_entropy(
                 target(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1],
                 torch.tensor(answer),
             )
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+            for prompt, answer in pairs
+        ],
+    )
+
+
+def _train(
+    model: torch.nn.Module, num_steps: int, rate: float, losses: Callable[[], list[torch.Tensor]]
+) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for _ in range(num_steps):
+        mean = torch.stack(losses()).mean()
         optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
+        mean.backward()
         optimizer.step()
 
 
@@ -88,15 +101,15 @@ def write(target: Path, folder: Path, prompts: list[list[int]], answered: list[l
     examples = [_example(model, len(prompt), tokens) for prompt, tokens in pairs]
     torch.manual_seed(1)
     draft = _Draft(config)
-    optimizer = torch.optim.Adam(draft.parameters(), lr=_LEARNING_RATE)
-    for _ in range(_NUM_STEPS):
-        losses = [
+    _train(
+        draft,
+        _NUM_STEPS,
+        _LEARNING_RATE,
+        lambda: [
             torch.nn.functional.cross_entropy(draft(embedded, states)[first:], wanted[first:])
             for embedded, states, wanted, first in examples
-        ]
-        optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
-        optimizer.step()
+        ],
+    )
     folder.mkdir()
     save_file(_stored(draft, config.vocab_size), folder / "model.safetensors", {"format": "pt"})
     written = json.loads((target / "config.json").read_text())

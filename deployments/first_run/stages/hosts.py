@@ -46,8 +46,11 @@ def all_hosts(context: StageContext) -> StageResult:
 def different(found: Mapping[str, Any], name: str) -> list[str]:
     """Returns in what hosts differ, a phrase each; what they have is by host. Pure.
 
-    Of objects only those fields are told that are not the same everywhere.
+    Of objects only those fields are told that are not the same everywhere. Nothing of nobody is not
+    the same.
     """
+    if not found:
+        return [f"{name} is told by no host"]
     if all(isinstance(each, dict) for each in found.values()):
         fields = sorted({field for each in found.values() for field in each})
         return [

@@ -240,6 +240,7 @@ def test_published_figure_of_a_part_counts_for_each_engine_on_a_slice() -> None:
         # A host that did not answer has nothing.
         ({"a": {"jax": "1"}, "b": None}, ["packages is {'jax': '1'} on a, None on b"]),
         ({"a": "3.11.7"}, []),
+        ({}, ["packages is told by no host"]),
     ],
 )
 def test_what_hosts_differ_in_is_told_field_by_field(
