@@ -25,12 +25,7 @@ from deployments.first_run.order import RunStage
 from deployments.first_run.record.evidence import ARCHIVE
 from deployments.first_run.runner import TEXT_PAGE
 from deployments.simulation.hosts.namespaces import Hosts, check_permitted
-from deployments.simulation.plan import (
-    SimulatedSlices,
-    host_environment,
-    host_labels,
-    host_resources,
-)
+from deployments.simulation.plan import SimulatedSlices
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.ray_nodes import RayNodes, node_environment
 
@@ -230,20 +225,13 @@ def test_hosts_with_different_versions_fail_by_what_differs(tmp_path: Path) -> N
     pair = SimulatedSlices(
         name="spot", compute_class="spot", generation="v6e", topology="2x4", chips_per_host=4
     )
-    out, name = tmp_path / "out", pair.slice_name(0)
+    out = tmp_path / "out"
     with Hosts() as network:
         head, *hosts = [network.add(each) for each in ("head", "host-0", "host-1")]
         environment = node_environment(network.folder) | {"PYTHONPATH": str(PROJECT_ROOT)}
         nodes = RayNodes(head, environment, tmp_path)
         nodes.start_head(NODES_S)
-        for worker_id, host in enumerate(hosts):
-            path = f"{other}:{PROJECT_ROOT}" if worker_id == 1 else str(PROJECT_ROOT)
-            nodes.join(
-                host,
-                host_environment(pair, name, worker_id) | {"PYTHONPATH": path},
-                host_resources(pair, name, worker_id),
-                host_labels(pair, name, worker_id),
-            )
+        nodes.join_slice(pair, hosts, [{}, {"PYTHONPATH": f"{other}:{PROJECT_ROOT}"}])
         nodes.wait_joined(NODES_S)
         command = [sys.executable, "-m", "deployments.cli", "first-run"]
         command += [str(PROJECT_ROOT / "serve_config.yaml"), "--out", str(out), "--only", "hosts"]

@@ -5,11 +5,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deployments.simulation.hosts.namespaces import Host
+from deployments.simulation.plan import (
+    SimulatedSlices,
+    host_environment,
+    host_labels,
+    host_resources,
+)
 from deployments.start.serve import child_environment
 
 _GCS_PORT = 6379
@@ -75,6 +81,19 @@ class RayNodes:
             f"--resources={json.dumps(resources)}",
             f"--labels={','.join(f'{name}={value}' for name, value in labels.items())}",
         )
+
+    def join_slice(
+        self, slices: SimulatedSlices, hosts: Sequence[Host], own: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Starts the nodes of the first of `slices`; each host's environment has its `own` too."""
+        name = slices.slice_name(0)
+        for worker_id, (host, environment) in enumerate(zip(hosts, own, strict=True)):
+            self.join(
+                host,
+                host_environment(slices, name, worker_id) | dict(environment),
+                host_resources(slices, name, worker_id),
+                host_labels(slices, name, worker_id),
+            )
 
     def wait_joined(self, timeout_s: float) -> None:
         """Waits until Ray has every node."""

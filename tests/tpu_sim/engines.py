@@ -59,6 +59,13 @@ def simulation_environment(caches: Path, num_devices: int) -> dict[str, str]:
     }
 
 
+def namespaced_environment(caches: Path, num_devices: int) -> dict[str, str]:
+    """The same for a host that knows its own slice, rank and shape."""
+    own = {"TPU_ACCELERATOR_TYPE", "TPU_NAME", "TPU_WORKER_ID"}
+    environment = simulation_environment(caches, num_devices)
+    return {name: value for name, value in environment.items() if name not in own}
+
+
 @asynccontextmanager
 async def running_engine(
     model: str,

@@ -16,19 +16,14 @@ import yaml
 from deployments.first_run.order import RunStage
 from deployments.first_run.runner import TEXT_PAGE
 from deployments.simulation.hosts.namespaces import Hosts, check_permitted
-from deployments.simulation.plan import (
-    SimulatedSlices,
-    host_environment,
-    host_labels,
-    host_resources,
-)
+from deployments.simulation.plan import SimulatedSlices
 from serving.config.slice_spec import RUN_DIR_VARIABLE
 from serving.slices.probe import SIMULATED_VARIABLE
 from tests.e2e.application import application_args, serve_config
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.ray_nodes import RayNodes, node_environment
 
-from .engines import ENGINE_ARGS, simulation_environment
+from .engines import ENGINE_ARGS, namespaced_environment
 from .evidence import Evidence
 from .tiny_models import LLAMA, PROJECT_ROOT, TinyModels
 
@@ -87,23 +82,14 @@ def test_every_stage_passes(
     with Hosts() as network:
         names = ["head", *(f"host-{number}" for number in range(num_hosts))]
         head, *slice_hosts = [network.add(name) for name in names]
-        simulated = simulation_environment(caches, slices.chips_per_host)
-        # A host knows its own.
-        for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
-            simulated.pop(name)
-        environment = node_environment(network.folder) | simulated
+        environment = node_environment(network.folder) | namespaced_environment(
+            caches, slices.chips_per_host
+        )
         environment["PYTHONPATH"] = str(PROJECT_ROOT)
         nodes = RayNodes(head, environment, tmp_path)
         nodes.start_head(START_S)
-        slice_name = slices.slice_name(0)
-        for worker_id, host in enumerate(slice_hosts):
-            own = {SIMULATED_VARIABLE: "1", RUN_DIR_VARIABLE: str(network.folder / "run")}
-            nodes.join(
-                host,
-                host_environment(slices, slice_name, worker_id) | own,
-                host_resources(slices, slice_name, worker_id),
-                host_labels(slices, slice_name, worker_id),
-            )
+        own = {SIMULATED_VARIABLE: "1", RUN_DIR_VARIABLE: str(network.folder / "run")}
+        nodes.join_slice(slices, slice_hosts, [own] * num_hosts)
         nodes.wait_joined(START_S)
         with (tmp_path / "output.txt").open("wb") as output:
             command = [sys.executable, "-m", "deployments.cli", "first-run", str(file)]

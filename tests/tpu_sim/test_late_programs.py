@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 MAX_PROMPT_TOKENS = 200
+NUM_REQUESTS = 300
 ADAPTER = "adapter"
 
 PLAIN: tuple[dict[str, Any], ...] = (
@@ -54,7 +55,6 @@ class Load:
     kinds: tuple[dict[str, Any], ...]
     engine_args: dict[str, Any] = field(default_factory=dict)
     has_adapter: bool = False
-    num_requests: int = 300
 
     def __str__(self) -> str:
         return self.name
@@ -81,8 +81,8 @@ LOADS = [
     # Grammars are refused with data parallelism, and with speculation as log-probabilities of
     # prompts are.
     Load("attention DP 2, TP 4", LLAMA, ATTENTION_DP, PLAIN + PROMPT_LOGPROBS),
-    Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True, num_requests=100),
-    Load("speculation", LLAMA, tensor(1), PLAIN, NGRAM, num_requests=100),
+    Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True),
+    Load("speculation", LLAMA, tensor(1), PLAIN, NGRAM),
 ]
 
 
@@ -123,7 +123,7 @@ async def test_mixed_load_compiles_nothing_after_the_warm_up(
     async with running_engine(models.path(load.model), environment, adapters, **args) as engine:
         warmed_up = engine.engine_stats.programs
         assert warmed_up is not None
-        while num_requests < load.num_requests:
+        while num_requests < NUM_REQUESTS:
             requests = mixed_requests(draw, num_rounds, load, adapter)
             await answers(engine, requests)
             num_requests += len(requests)

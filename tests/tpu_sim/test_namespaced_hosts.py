@@ -16,19 +16,14 @@ import pytest
 import yaml
 
 from deployments.simulation.hosts.namespaces import Host, Hosts, check_permitted
-from deployments.simulation.plan import (
-    SimulatedSlices,
-    host_environment,
-    host_labels,
-    host_resources,
-)
+from deployments.simulation.plan import SimulatedSlices
 from serving.slices.probe import SIMULATED_VARIABLE
 from tests.e2e.application import application_args, engine_ids, serve_config
 from tests.hosts.http_calls import Call, HttpCalls
 from tests.hosts.permission import skipped_where_refused
 from tests.hosts.ray_nodes import RayNodes, node_environment
 
-from .engines import ENGINE_ARGS, simulation_environment
+from .engines import ENGINE_ARGS, namespaced_environment
 from .evidence import Evidence
 from .tiny_models import LLAMA, NUM_NEW_TOKENS, TinyModels
 
@@ -37,7 +32,6 @@ pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(1500)]
 SLICES = SimulatedSlices(
     name="spot", compute_class="spot", generation="v6e", topology="2x4", chips_per_host=4
 )
-SLICE = SLICES.slice_name(0)
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 # Limits of a machine with much other work; alone a start takes three minutes.
@@ -128,28 +122,17 @@ def served(
     (folder / "serve_config.yaml").write_text(yaml.safe_dump(config(models)))
     with Hosts() as network:
         head, *slice_hosts = [network.add(name) for name in ("head", "first", "second")]
-        nodes = RayNodes(head, _environment(network.folder, caches), folder)
+        environment = node_environment(network.folder) | namespaced_environment(
+            caches, SLICES.shape.chips_per_host
+        )
+        nodes = RayNodes(head, environment, folder)
         nodes.start_head(START_S)
-        for worker_id, host in enumerate(slice_hosts):
-            nodes.join(
-                host,
-                host_environment(SLICES, SLICE, worker_id) | {SIMULATED_VARIABLE: "1"},
-                host_resources(SLICES, SLICE, worker_id),
-                host_labels(SLICES, SLICE, worker_id),
-            )
+        nodes.join_slice(SLICES, slice_hosts, [{SIMULATED_VARIABLE: "1"}] * len(slice_hosts))
         nodes.wait_joined(START_S)
         nodes.run_on_head("serve", "run", str(folder / "serve_config.yaml"))
         served = Served(slice_hosts, nodes, HttpCalls(head), time.monotonic())
         nodes.wait_until(lambda: len(served.engine_ids()) == 1, START_S)
         yield served
-
-
-def _environment(folder: Path, caches: Path) -> dict[str, str]:
-    simulated = simulation_environment(caches, SLICES.shape.chips_per_host)
-    # A host knows its own.
-    for name in ("TPU_WORKER_ID", "TPU_NAME", "TPU_ACCELERATOR_TYPE"):
-        simulated.pop(name)
-    return node_environment(folder) | simulated
 
 
 @pytest.mark.quick
