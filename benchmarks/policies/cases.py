@@ -3,11 +3,15 @@
 Settings were chosen on `TUNING`; `REPORTING` is for what is told of them. A recorded case has
 requests from one trace and spot capacity from two others, and nothing of the two sets is in both.
 The scale is the scenarios' own: 20 slices of work on average.
+
+What differs from the scenario that a recorded case is like: its objective for the first token grows
+with the prompt, by as much as may be promised at most, and the fleet that is there at the beginning
+is what its first minutes take, on demand. Both were fixed before anything was tuned on these cases.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +23,13 @@ from autoscaling.simulator.scenario import Scenario, read_scenario
 from autoscaling.simulator.world.arrivals import Requests, build_day
 from loadtest.workload.servegen import client_instants, mean_rate_per_s, read_clients
 from loadtest.workload.traces import read_trace
+from serving.domain.capacity.objectives import MOST_OF_PROFILE
+from serving.domain.capacity.slice_profile import CapacityProfile
 
 DAY_S = 86_400.0
 _MEAN_SLICES = 20.0
 _DAYS_PER_SET = 7
+_FIRST_S = 600.0
 _CONVERSATION = "azure2023/AzureLLMInferenceTrace_conv.csv"
 _CODE = "azure2023/AzureLLMInferenceTrace_code.csv"
 _MOONCAKE = "mooncake/conversation_trace.jsonl"
@@ -38,7 +45,8 @@ Draw = Callable[[Path, Scenario, int], Requests]
 class RecordedCase:
     """A day from recorded traces: how its requests are drawn, and two zones of spot.
 
-    `like` is the shipped scenario that classes, objectives and everything else are of.
+    `like` is the shipped scenario that classes and everything else are of. `ttft_s` is without the
+    part for the prompt.
     """
 
     like: str
@@ -87,8 +95,8 @@ TUNING: Mapping[str, RecordedCase] = {
 REPORTING: Mapping[str, RecordedCase] = {
     "servegen-8-14": RecordedCase("azure-day", _of_servegen(7), _EAST, 3.0, 0.1),
     "azure-code": RecordedCase("azure-code-day", _of_hour(_CODE), _EAST, 5.0, 0.2),
-    # 12,000 tokens of prompt on average: an idle slice computes the longest for 15 s.
-    "mooncake": RecordedCase("azure-day", _of_hour(_MOONCAKE), _EAST, 30.0, 0.2),
+    # 12,000 tokens of prompt on average, of which even an idle slice makes long steps.
+    "mooncake": RecordedCase("azure-day", _of_hour(_MOONCAKE), _EAST, 3.0, 0.2),
 }
 SHIPPED = ("azure-day", "azure-day-reserved", "azure-code-day", "spot-drought", "llmd-ramp")
 SCALE = "scale-1000"
@@ -116,12 +124,24 @@ def prepared_case(name: str, seed: int, traces: Path | None) -> PreparedRun:
         raise ValueError(f"{name} is made from recorded traces; --traces names their folder")
     scenario = recorded_scenario(name, recorded)
     files = Replacements(spot=tuple(traces / _SPOT / zone for zone in recorded.zones))
-    return prepare_run(scenario, seed, price_table(), files, recorded.draw(traces, scenario, seed))
+    drawn = recorded.draw(traces, scenario, seed)
+    return with_first_fleet(prepare_run(scenario, seed, price_table(), files, drawn))
+
+
+def with_first_fleet(run: PreparedRun) -> PreparedRun:
+    """The run with as many slices at its beginning as the busiest of its first minutes takes."""
+    minutes = math.ceil(_FIRST_S / run.offered.interval_s)
+    first = math.ceil(float(run.offered.slices[:minutes].max()))
+    on_demand = next(each for each in run.terms if not each.is_revocable and not each.max_run_s)
+    fleet = {on_demand.name: min(first, on_demand.max_slices)}
+    scenario = run.scenario.model_copy(update={"initial_slices": fleet})
+    return replace(run, scenario=scenario)
 
 
 def recorded_scenario(name: str, recorded: RecordedCase) -> Scenario:
     """The scenario of a recorded case: as that which it is like, with two zones of spot."""
-    raw = read_scenario(recorded.like).model_dump()
+    scenario = read_scenario(recorded.like)
+    raw = scenario.model_dump()
     spot = [each["name"] for each in raw["classes"] if each["market"] == "spot"]
     left_out = spot[len(recorded.zones) :]
     return Scenario.model_validate(
@@ -130,10 +150,19 @@ def recorded_scenario(name: str, recorded: RecordedCase) -> Scenario:
             "name": name,
             "description": f"A day of {name} with recorded spot capacity.",
             "classes": [each for each in raw["classes"] if each["name"] not in left_out],
-            "objectives": {"ttft_s": recorded.ttft_s, "tpot_s": recorded.tpot_s},
+            "objectives": {
+                "ttft_s": recorded.ttft_s,
+                "tpot_s": recorded.tpot_s,
+                "ttft_per_prompt_token_s": most_per_prompt_token_s(scenario.profile),
+            },
             "duration_s": DAY_S,
         }
     )
+
+
+def most_per_prompt_token_s(profile: CapacityProfile) -> float:
+    """The most that an objective may allow for each token of a prompt, in seconds."""
+    return MOST_OF_PROFILE * profile.per_prompt_token_s
 
 
 def hour_of(path: Path, seed: int) -> Requests:

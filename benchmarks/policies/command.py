@@ -13,24 +13,14 @@ from benchmarks.policies.records import (
     PolicyRecord,
     PolicyResults,
     append,
-    of_commit,
+    of_code,
     read_lines,
     read_results,
     write_results,
 )
 from benchmarks.policies.report import RESULTS, write_report
 from benchmarks.policies.run import Runner
-
-# What the figures come from: a change elsewhere leaves them as they are.
-_SOURCES = (
-    *("autoscaling", "loadtest/workload", "serving/domain"),
-    *(
-        "benchmarks/policies/batches.py",
-        "benchmarks/policies/cases.py",
-        "benchmarks/policies/worlds.py",
-        "benchmarks/policies/run.py",
-    ),
-)
+from benchmarks.policies.sources import fingerprint
 
 
 def compare_policies(
@@ -43,7 +33,7 @@ def compare_policies(
     num_seeds: int | None,
     until: datetime.datetime | None,
 ) -> None:
-    """Runs what the records of this commit lack, in order, and publishes all of them.
+    """Runs what the records of this code lack, in order, and publishes all of them.
 
     `only` has names of parts, `cases` of cases and `names` of policies, with commas between them;
     `num_seeds` leaves out later seeds. No job begins at `until` or after it. Exits with what is
@@ -53,10 +43,12 @@ def compare_policies(
         chosen = chosen_parts(only)
     except ValueError as error:
         sys.exit(str(error))
-    commit = source_commit()
-    done = of_commit(read_lines(lines), commit)
+    commit = head_commit()
+    stored = read_results(RESULTS) if RESULTS.exists() else None
+    kept = () if stored is None else stored.records
+    done = of_code([*kept, *read_lines(lines)], fingerprint)
     lines.parent.mkdir(parents=True, exist_ok=True)
-    runner = Runner(traces, commit)
+    runner = Runner(traces, commit, fingerprint)
     named, of_cases = ([] if each is None else each.split(",") for each in (names, cases))
     for job in in_order(chosen):
         if job in done or job.seed > (num_seeds or job.seed):
@@ -75,13 +67,12 @@ def compare_policies(
         done[job] = record
         print(_told(record), flush=True)
     if done:
-        stored = read_results(RESULTS) if RESULTS.exists() else None
-        publish(with_stored(list(done.values()), stored), commit)
+        publish(with_stored(list(done.values()), kept), commit)
 
 
-def with_stored(new: Sequence[PolicyRecord], stored: PolicyResults | None) -> list[PolicyRecord]:
+def with_stored(new: Sequence[PolicyRecord], stored: Sequence[PolicyRecord]) -> list[PolicyRecord]:
     """Returns the new records, and of those that are stored what none of them is compared with."""
-    kept = () if stored is None else stored.records
+    kept = tuple(stored)
     for jobs in together(parts()):
         if any(each.job in jobs for each in new):
             kept = tuple(each for each in kept if each.job not in jobs)
@@ -117,13 +108,10 @@ def chosen_parts(only: str | None) -> tuple[Part, ...]:
     return tuple(by_name[name] for name in names)
 
 
-def source_commit() -> str:
-    """Returns the last commit of what the figures come from; `-dirty` follows if files differ."""
-    asked = ["git", "log", "-1", "--format=%h", "--abbrev=7", "--", *_SOURCES]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    changed = ["git", "status", "--porcelain", "--", *_SOURCES]
-    is_dirty = subprocess.run(changed, capture_output=True, text=True, check=True).stdout.strip()
-    return f"{commit}-dirty" if is_dirty else commit
+def head_commit() -> str:
+    """Returns the commit of the working tree; `-dirty` follows if files differ."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _told(record: PolicyRecord) -> str:

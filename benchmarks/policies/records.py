@@ -1,11 +1,11 @@
 """The records of runs: one line of JSON each, written as soon as the run is over.
 
-Each says of which commit it is. A file goes on where it was broken off; lines of another commit
-than the present one are not taken as done. A line without its end was being written when the run
-was broken off, and is not there.
+Each says of which code it is, by a fingerprint (`sources`). A file goes on where it was broken off;
+what is of other code than the present one is not taken as done. A line without its end was being
+written when the run was broken off, and is not there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,8 @@ from benchmarks.policies.jobs import Job
 class PolicyRecord(msgspec.Struct, frozen=True):
     """What one run gave. `None` is what a lower bound has not, or no request was served for.
 
+    `source` is the fingerprint of the code, empty where none was taken yet; `commit` is where the
+    code was, which may have another name since.
     `later_slo_ratio` is of requests after the first hour. `num_lines` are those of batches, and
     `lines_spot_usd` what their tokens cost on spot. `wall_s` is how long the run took here.
     """
@@ -38,6 +40,7 @@ class PolicyRecord(msgspec.Struct, frozen=True):
     num_lines_in_time: int | None = None
     lines_spot_usd: float | None = None
     wall_s: float = 0.0
+    source: str = ""
 
     @property
     def job(self) -> Job:
@@ -87,6 +90,11 @@ def write_results(path: Path, results: PolicyResults) -> None:
     path.write_text(text.replace('"records": []', f'"records": [\n  {lines}\n ]') + "\n", "utf-8")
 
 
-def of_commit(records: Iterable[PolicyRecord], commit: str) -> dict[Job, PolicyRecord]:
-    """Returns the records of a commit by their job; of two the later one."""
-    return {each.job: each for each in records if each.commit == commit}
+def of_code(
+    records: Iterable[PolicyRecord], source: Callable[[str], str]
+) -> dict[Job, PolicyRecord]:
+    """Returns the records by their job that are of the code of now; of two the later one.
+
+    `source` is the fingerprint by the name of a policy.
+    """
+    return {each.job: each for each in records if each.source == source(each.policy)}

@@ -89,7 +89,8 @@ def _sections(results: PolicyResults) -> Iterator[str]:
 def _conditions(results: PolicyResults) -> str:
     commits = " and ".join(sorted({each.commit for each in results.records}))
     return (
-        f"Simulated until {results.date}, at {commits}: {len(results.records)} runs. "
+        f"Simulated until {results.date}, at {commits}: {len(results.records)} runs, each with the "
+        "fingerprint of its code (`source`, where commits may have got other names since). "
         f"{results.machine}, Python {results.python}. ± is half of the 95 % interval of the "
         "mean over paired seeds (Student's t); without it there was one seed."
     )

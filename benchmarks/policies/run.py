@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from autoscaling.simulator.bounds.yardsticks import lower_bound_of
@@ -19,10 +20,13 @@ _HOUR_S = 3600.0
 
 
 class Runner:
-    """Keeps the last case that was prepared: several jobs in a row are of one."""
+    """Keeps the last case that was prepared: several jobs in a row are of one.
 
-    def __init__(self, traces: Path | None, commit: str) -> None:
-        self._traces, self._commit = traces, commit
+    `source` is the fingerprint of the code by the name of a policy.
+    """
+
+    def __init__(self, traces: Path | None, commit: str, source: Callable[[str], str]) -> None:
+        self._traces, self._commit, self._source = traces, commit, source
         self._kept: tuple[tuple[str, str, int], Situation] | None = None
 
     def run(self, job: Job) -> PolicyRecord:
@@ -74,6 +78,7 @@ class Runner:
             commit=self._commit,
             cost_usd=cost_usd,
             wall_s=wall_s,
+            source=self._source(job.policy),
             **figures,  # type: ignore[arg-type]  # counts are whole
         )
 

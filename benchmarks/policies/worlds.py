@@ -16,6 +16,7 @@ from autoscaling.simulator.run import SimulationSetup
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.slices import ClassSetup, Conditions
 from benchmarks.policies.batches import WINDOWS_S, with_batches
+from benchmarks.policies.cases import most_per_prompt_token_s
 
 AS_BELIEVED = "as believed"
 # The flood begins so far into the day, and lasts so long.
@@ -123,6 +124,14 @@ def with_long_prompts(requests: Requests, _: float, rng: np.random.Generator) ->
     return replace(requests, input_tokens=input_tokens.astype(np.int32))
 
 
+def _long_prompts(run: PreparedRun) -> Situation:
+    """Prompts that no slice computes within a flat objective, and one that grows with them."""
+    per_token_s = most_per_prompt_token_s(run.scenario.profile)
+    objectives = replace(run.rules.objectives, ttft_per_prompt_token_s=per_token_s)
+    longer = replace(run, rules=replace(run.rules, objectives=objectives))
+    return _requests(with_long_prompts)(longer)
+
+
 WORLDS: Mapping[str, Callable[[PreparedRun], Situation]] = {
     AS_BELIEVED: _as_believed,
     "profile +50 %": _profile_says(1.5),
@@ -130,5 +139,5 @@ WORLDS: Mapping[str, Callable[[PreparedRun], Situation]] = {
     "leads x3": _conditions(_slow),
     "losses x5": _conditions(_lossy),
     "traffic doubled in a minute": _requests(doubled),
-    "100k-token prompts": _requests(with_long_prompts),
+    "100k-token prompts": _long_prompts,
 }

@@ -30,6 +30,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from autoscaling.simulator.bounds.step_mix import least_work
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 
@@ -61,8 +62,7 @@ def mean_work(
     requests: Requests,
     profile: CapacityProfile,
     *,
-    ttft_s: float,
-    tpot_s: float,
+    objectives: Objectives,
     duration_s: float,
     service_level: float,
     interval_s: float = 60.0,
@@ -72,15 +72,17 @@ def mean_work(
     What is due after `duration_s` is not due at all.
 
     Raises:
-        ValueError: even an idle engine's step is longer than `tpot_s`.
+        ValueError: even an idle engine's step is longer than the objective.
     """
+    tpot_s = objectives.tpot_s
     later = requests.output_tokens - 1
     least = least_work(profile, tpot_s, float(requests.input_tokens.sum()), float(later.sum()))
     prompt_s = least.prompt_s(requests.input_tokens)
     decode_s = least.decode_s(requests.output_tokens)
     num_intervals = max(1, int(np.ceil(duration_s / interval_s)))
     ends_s = np.minimum(np.arange(1, num_intervals + 1) * interval_s, duration_s)
-    first_by_s = requests.arrival_s + ttft_s
+    for_prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
+    first_by_s = requests.arrival_s + objectives.ttft_s + for_prompts_s
     whole_s = prompt_s + decode_s
     due = _summed(first_by_s, prompt_s, ends_s) + _summed(
         first_by_s + tpot_s * later, decode_s, ends_s

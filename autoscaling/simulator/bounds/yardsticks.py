@@ -38,8 +38,7 @@ def lower_bound_of(run_setup: PreparedRun) -> float:
     work = mean_work(
         requests,
         run_setup.scenario.profile,
-        ttft_s=objectives.ttft_s,
-        tpot_s=objectives.tpot_s,
+        objectives=objectives,
         duration_s=duration_s,
         service_level=SERVICE_LEVEL,
     )

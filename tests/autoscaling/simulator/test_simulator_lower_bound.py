@@ -24,6 +24,7 @@ from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.scenario import Scenario, read_scenario
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.spot_capacity import CapacitySeries
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from tests.autoscaling.simulator.simulated_days import profile
@@ -222,7 +223,12 @@ def test_prompt_is_due_at_its_first_token_and_the_rest_at_the_last() -> None:
     law = profile()
 
     work = mean_work(
-        requests, law, ttft_s=4.9, tpot_s=1.0, duration_s=30.0, service_level=1.0, interval_s=10.0
+        requests,
+        law,
+        objectives=Objectives(4.9, 1.0),
+        duration_s=30.0,
+        service_level=1.0,
+        interval_s=10.0,
     )
     least = least_work(law, 1.0, 100.0, 10.0)
 
@@ -233,13 +239,35 @@ def test_prompt_is_due_at_its_first_token_and_the_rest_at_the_last() -> None:
     assert work.may_miss == 0
 
 
+def test_prompt_is_due_later_by_what_the_objective_allows_for_its_tokens() -> None:
+    requests = Requests(np.array([5.0]), np.array([100], np.int32), np.array([1], np.int32))
+
+    def due(per_prompt_token_s: float) -> list[float]:
+        objectives = Objectives(4.9, 1.0, per_prompt_token_s)
+        work = mean_work(
+            requests,
+            profile(),
+            objectives=objectives,
+            duration_s=30.0,
+            service_level=1.0,
+            interval_s=10.0,
+        )
+        return [float(each) for each in np.diff(work.due, prepend=0.0) > 0]
+
+    assert due(0.0) == [1.0, 0.0, 0.0]
+    # 10 s for 100 tokens: from 9.9 s to 19.9 s.
+    assert due(0.1) == [0.0, 1.0, 0.0]
+
+
 def test_largest_requests_may_miss() -> None:
     requests = Requests(
         np.arange(10.0), np.arange(1, 11, dtype=np.int32) * 10, np.ones(10, np.int32)
     )
     law = profile()
 
-    work = mean_work(requests, law, ttft_s=1.0, tpot_s=0.03, duration_s=60.0, service_level=0.9)
+    work = mean_work(
+        requests, law, objectives=Objectives(1.0, 0.03), duration_s=60.0, service_level=0.9
+    )
 
     least = least_work(law, 0.03, float(requests.input_tokens.sum()), 0.0)
     assert work.may_miss == pytest.approx(100 * least.prompt_token_s + least.first_token_s)

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from autoscaling.simulator.policies import SLICEWISE
 from benchmarks.policies.aims import aims
 from benchmarks.policies.command import chosen_parts, with_stored
 from benchmarks.policies.curves import drawn
@@ -22,12 +23,13 @@ from benchmarks.policies.records import (
     PolicyRecord,
     PolicyResults,
     append,
-    of_commit,
+    of_code,
     read_lines,
     read_results,
     write_results,
 )
 from benchmarks.policies.report import REPORT, RESULTS, updated
+from benchmarks.policies.sources import code_of, fingerprint, syntax
 from benchmarks.policies.worlds import AS_BELIEVED
 
 _EMPTY = "before\n<!-- begin: measured -->\n<!-- end: measured -->\nafter"
@@ -51,14 +53,17 @@ def test_page_is_what_the_stored_results_say() -> None:
     assert updated(page, read_results(RESULTS)) == page
 
 
-def test_what_is_compared_is_of_one_commit_and_of_jobs_that_there_are() -> None:
+def test_what_is_compared_is_of_one_code_and_of_jobs_that_there_are() -> None:
     stored = read_results(RESULTS)
     known = set(in_order(parts()))
 
     assert stored.records
-    assert stored.commit in {each.commit for each in stored.records}
     for jobs in together(parts()):
-        assert len({each.commit for each in stored.records if each.job in jobs}) <= 1
+        compared = [each for each in stored.records if each.job in jobs]
+        ours = {each.source for each in compared if each.policy == SLICEWISE}
+        theirs = {each.source for each in compared if each.policy != SLICEWISE}
+        assert len(ours) <= 1
+        assert len(theirs) <= 1
     for each in stored.records:
         assert "dirty" not in each.commit
         assert each.job in known
@@ -70,10 +75,10 @@ def test_new_records_take_the_place_of_what_they_are_compared_with_and_of_nothin
     def of(job: Job, commit: str) -> PolicyRecord:
         return PolicyRecord(*job, commit=commit, cost_usd=1.0)
 
-    stored = results(of(day, "old"), of(batch, "older"))
+    stored = [of(day, "old"), of(batch, "older")]
     assert with_stored([of(batch, "new")], stored) == [of(batch, "new"), of(day, "old")]
     assert with_stored([of(day, "new")], stored) == [of(day, "new"), of(batch, "older")]
-    assert with_stored([of(day, "new")], None) == [of(day, "new")]
+    assert with_stored([of(day, "new")], []) == [of(day, "new")]
 
 
 def test_batches_are_told_in_pairs_with_the_same_days_without_them() -> None:
@@ -162,11 +167,29 @@ def test_records_go_on_behind_the_last_whole_line(tmp_path: Path) -> None:
     assert list(read_lines(lines)) == [first, second]
 
 
-def test_records_of_another_commit_are_not_taken_as_done(tmp_path: Path) -> None:
-    old = msgspec.structs.replace(record("slicewise", 1, 1.0), commit="old")
+def test_records_of_other_code_are_not_taken_as_done() -> None:
+    ours, theirs = record("slicewise", 1, 1.0, source="a"), record("hpa", 1, 1.0, source="b")
+    now = {"slicewise": "a2", "hpa": "b"}
 
-    assert of_commit([old], "abc") == {}
-    assert of_commit([old], "old") == {old.job: old}
+    assert of_code([ours, theirs], now.__getitem__) == {theirs.job: theirs}
+    assert of_code([record("slicewise", 1, 1.0)], now.__getitem__) == {}
+
+
+def test_what_is_said_of_code_is_no_part_of_its_fingerprint() -> None:
+    assert syntax("x = 1  # one\n") == syntax('"""Words."""\n\nx  =  1\n')
+    assert syntax('def f():\n    """Words."""\n    return 1') == syntax("def f():\n    return 1")
+    assert syntax("x = 1") != syntax("x = 2")
+    assert syntax("if a:\n    b()\nelse:\n    'no'") == syntax("if a:\n    b()\nelse:\n    'c'")
+
+
+def test_policy_is_part_of_what_its_own_runs_come_from_and_not_of_others() -> None:
+    ours, theirs = code_of(SLICEWISE), code_of("hpa")
+
+    assert ours > theirs
+    assert {each for each in ours - theirs if not each.startswith("autoscaling.policy.")} == set()
+    both = {"autoscaling.policy.rules", "autoscaling.simulator.world.kernel"}
+    assert both | {"benchmarks.policies.cases", "serving.domain.capacity.slice_profile"} < theirs
+    assert fingerprint("hpa") == fingerprint(LOWER_BOUND) != fingerprint(SLICEWISE)
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:

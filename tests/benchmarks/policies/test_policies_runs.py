@@ -1,6 +1,7 @@
 """The days and the worlds of the table of policies, and a run of each kind, on minutes of load."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,15 @@ from autoscaling.simulator.preparation import PreparedRun, Replacements, prepare
 from autoscaling.simulator.scenario import Scenario, read_scenario
 from autoscaling.simulator.world.arrivals import Requests
 from benchmarks.policies.batches import batches_of, cost_on_spot
-from benchmarks.policies.cases import REPORTING, TUNING, hour_of, prepared_case, recorded_scenario
+from benchmarks.policies.cases import (
+    REPORTING,
+    TUNING,
+    hour_of,
+    most_per_prompt_token_s,
+    prepared_case,
+    recorded_scenario,
+    with_first_fleet,
+)
 from benchmarks.policies.jobs import HINDSIGHT, LOWER_BOUND, Job
 from benchmarks.policies.run import Runner, slo_after
 from benchmarks.policies.worlds import AS_BELIEVED, WORLDS, doubled, situation, with_long_prompts
@@ -66,12 +75,24 @@ def test_sets_to_choose_on_and_to_report_have_nothing_in_common() -> None:
     assert not chosen & reported
 
 
-def test_recorded_case_has_two_zones_of_spot_and_its_own_objectives() -> None:
-    scenario = recorded_scenario("mooncake", REPORTING["mooncake"])
+@pytest.mark.parametrize("name", [*TUNING, *REPORTING])
+def test_recorded_case_has_two_zones_of_spot_and_an_objective_that_grows(name: str) -> None:
+    recorded = {**TUNING, **REPORTING}[name]
+    scenario = recorded_scenario(name, recorded)
 
     names = [each.name for each in scenario.classes]
     assert names == ["spot-a", "spot-b", "flex-start", "on-demand"]
-    assert (scenario.objectives.ttft_s, scenario.objectives.tpot_s) == (30.0, 0.2)
+    objectives = scenario.objectives.objectives
+    assert (objectives.ttft_s, objectives.tpot_s) == (recorded.ttft_s, recorded.tpot_s)
+    assert objectives.ttft_per_prompt_token_s == most_per_prompt_token_s(scenario.profile) > 0
+
+
+def test_fleet_at_the_beginning_is_what_the_first_minutes_take(ramp: PreparedRun) -> None:
+    begun = with_first_fleet(ramp)
+
+    busiest = float(ramp.offered.slices[:10].max())
+    assert busiest > 1
+    assert begun.scenario.initial_slices == {"on-demand": math.ceil(busiest)}
 
 
 def test_recorded_case_without_a_folder_of_traces_is_refused() -> None:
@@ -120,6 +141,14 @@ def test_one_request_in_a_thousand_gets_a_long_prompt() -> None:
     assert requests.input_tokens.max() == 100
 
 
+def test_objective_grows_with_prompts_where_they_are_long(ramp: PreparedRun) -> None:
+    where = situation(ramp, "100k-token prompts")
+
+    grown = ramp.rules.objectives.ttft_s + 100_000 * most_per_prompt_token_s(ramp.scenario.profile)
+    assert where.setup.objectives.ttft_of(100_000) == pytest.approx(grown)
+    assert where.believed.rules.objectives == where.setup.objectives
+
+
 def test_wrong_profile_is_believed_and_not_true(ramp: PreparedRun) -> None:
     where = situation(ramp, "profile +50 %")
 
@@ -144,16 +173,16 @@ def test_wrong_terms_are_true_and_not_believed(ramp: PreparedRun) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_world_can_be_played(world: str) -> None:
-    record = Runner(None, "abc").run(Job("llmd-ramp", world, "slicewise", None, 1))
+    record = Runner(None, "abc", str.upper).run(Job("llmd-ramp", world, "slicewise", None, 1))
 
-    assert record.commit == "abc"
+    assert (record.commit, record.source) == ("abc", "SLICEWISE")
     assert record.cost_usd is not None
     assert record.cost_usd > 0
     assert record.served_ratio == pytest.approx(1.0, abs=0.2)
 
 
 def test_yardsticks_have_no_figures_but_their_own() -> None:
-    runner = Runner(None, "abc")
+    runner = Runner(None, "abc", str.upper)
 
     bound, known = (
         runner.run(Job("llmd-ramp", AS_BELIEVED, name, None, 1))
@@ -169,7 +198,7 @@ def test_yardsticks_have_no_figures_but_their_own() -> None:
 
 
 def test_knob_changes_what_a_policy_does() -> None:
-    runner = Runner(None, "abc")
+    runner = Runner(None, "abc", str.upper)
 
     spare, tight = (
         runner.run(Job("llmd-ramp", AS_BELIEVED, "hpa", value, 1)) for value in (0.5, 1.0)
