@@ -1,8 +1,4 @@
-"""After the whole warm-up no request waits for a program to be compiled, whatever it asks for.
-
-Speculation is the exception: what choosing among drafted tokens takes, tpu-inference warms up for
-logits that are spread otherwise than they come.
-"""
+"""After the whole warm-up no request waits for a program to be compiled, whatever it asks for."""
 
 import random
 from dataclasses import dataclass, field
@@ -20,8 +16,9 @@ from serving.link.messages import TokenRequest
 from .engines import answers, request, running_engine, simulation_environment
 from .evidence import Evidence
 from .grammars import under_grammar
-from .test_parity import ATTENTION_DP, Shape, tensor
-from .tiny_models import LLAMA, QWEN3, TinyModels
+from .test_features import drafting
+from .test_parity import ATTENTION_DP, DATA, Shape, tensor
+from .tiny_models import DRAFTED, LLAMA, QWEN3, TinyModels
 
 pytestmark = [
     pytest.mark.tpu_sim,
@@ -55,6 +52,7 @@ class Load:
     kinds: tuple[dict[str, Any], ...]
     engine_args: dict[str, Any] = field(default_factory=dict)
     has_adapter: bool = False
+    is_drafted: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -78,11 +76,13 @@ LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
 LOADS = [
     Load("TP 1", LLAMA, tensor(1), EVERYTHING),
     Load("TP 4", LLAMA, tensor(4), EVERYTHING),
-    # Grammars are refused with data parallelism, and with speculation as log-probabilities of
-    # prompts are.
+    # Grammars are refused with data parallelism; they and log-probabilities of prompts with
+    # speculation.
     Load("attention DP 2, TP 4", LLAMA, ATTENTION_DP, PLAIN + PROMPT_LOGPROBS),
     Load("adapters", QWEN3, ON_TORCHAX, EVERYTHING, LORA, has_adapter=True),
     Load("speculation", LLAMA, tensor(1), PLAIN, NGRAM),
+    Load("DP 2, TP 2", LLAMA, DATA, PLAIN + PROMPT_LOGPROBS),
+    Load("EAGLE-3 draft", DRAFTED, tensor(4), PLAIN, is_drafted=True),
 ]
 
 
@@ -118,6 +118,8 @@ async def test_mixed_load_compiles_nothing_after_the_warm_up(
     adapter = LoRARequest(ADAPTER, 1, models.adapter) if load.has_adapter else None
     adapters = [(adapter.lora_name, adapter.lora_path)] if adapter else []
     args = {"dtype": "bfloat16", "max_num_seqs": 16} | load.shape.engine_args | load.engine_args
+    if load.is_drafted:
+        args["speculative_config"] = drafting(models)
     draw = random.Random(7)
     num_requests = num_rounds = 0
     async with running_engine(models.path(load.model), environment, adapters, **args) as engine:

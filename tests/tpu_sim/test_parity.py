@@ -103,12 +103,14 @@ async def test_outputs_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(tensor(1), marks=pytest.mark.quick), PIPELINE, DATA], ids=str
+    "shape",
+    [pytest.param(tensor(1), marks=pytest.mark.quick), PIPELINE, DATA, ATTENTION_DP],
+    ids=str,
 )
 async def test_a_resumed_request_goes_on_as_if_it_had_never_been_elsewhere(
     models: TinyModels, caches: Path, evidence: Evidence, shape: Shape
 ) -> None:
-    environment = simulation_environment(caches, shape.num_devices)
+    environment = simulation_environment(caches, shape.num_devices) | shape.environment
     prompts, expected = models.prompts[LLAMA], models.expected[LLAMA]
     splits = (1, 2, 9, 17)
     async with running_engine(models.path(LLAMA), environment, **shape.engine_args) as engine:
@@ -146,11 +148,18 @@ async def test_an_adapter_changes_outputs_as_peft_does(
         ]
         # In one batch: half of it with the adapter, half without.
         assert await answers(engine, asked) == base + adapted
+        split = 9
+        resumed = [
+            request(f"resumed-{at}", each, greedy(), emitted=adapted[at][:split], lora=adapter)
+            for at, each in enumerate(prompts)
+        ]
+        assert await answers(engine, resumed) == [each[split:] for each in adapted]
     evidence.parity(
-        f"{QWEN3} on torchax, half of the batch with an adapter of rank 8",
+        f"{QWEN3} on torchax, half of the batch with an adapter of rank 8; with it also resumed "
+        f"after {split} tokens",
         "1 device of one host",
         f"{TRANSFORMERS}, PEFT",
-        2 * len(prompts),
+        3 * len(prompts),
     )
 
 

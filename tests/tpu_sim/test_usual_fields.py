@@ -178,6 +178,24 @@ async def test_requests_under_grammars_in_one_step_each_keep_their_own(
     assert min(map(len, (letters, digits, stops))) >= NUM_TOKENS
 
 
+@pytest.mark.parametrize("num_emitted", [1, 7])
+async def test_grammar_goes_on_where_another_engine_left_it(
+    engine: VllmEngine, models: TinyModels, num_emitted: int
+) -> None:
+    """In the middle of what it asks for: first letters, then digits."""
+    prompt = models.prompts[QWEN3][2]
+    params = params_of(structured_outputs=under_grammar("[a-z]{9}[0-9]{80}"))
+    name = f"grammar-{num_emitted}"
+    whole = await answer_of(engine, f"{name}-whole", prompt, params)
+    emitted = whole.token_ids[:num_emitted]
+    rest = await answer_of(engine, f"{name}-rest", prompt, params, emitted)
+    assert emitted + rest.token_ids == whole.token_ids
+    text = token_text(models, whole.token_ids)
+    assert set(text[:9]) <= LETTERS
+    assert set(text[9:]) <= set("0123456789")
+    assert len(text) > 9
+
+
 # What the gateway refuses because it is ignored, each strong enough to change a greedy answer.
 STRONG: dict[str, dict[str, Any]] = {
     "presence_penalty": {"presence_penalty": 2.0},
