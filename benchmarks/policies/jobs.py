@@ -18,6 +18,9 @@ NUM_SEEDS = 10
 LOWER_BOUND, HINDSIGHT = "lower bound", "plan with hindsight"
 # It keeps the floor that our rules ask for: what safety costs who knows all.
 SAFE_HINDSIGHT = "plan with hindsight and our floor"
+# Of the reporting set, the day that cost at equal service is told of, and of whom.
+HELD_OUT = "servegen-8-14"
+ON_HELD_OUT = (SLICEWISE, "hpa-ladder", "spothedge-quick")
 # Those that wrong worlds are shown for: ours, and the best of each other kind.
 IN_WORLDS = (SLICEWISE, "hpa-ladder", "llmd-slo-ladder", "dynamo-planner-ladder", "spothedge-quick")
 
@@ -50,7 +53,8 @@ def parts() -> tuple[Part, ...]:
     everyone = tuple(POLICIES)
     return (
         Part("headline", tuple(_days((HEADLINE,), everyone, range(1, NUM_SEEDS + 1)))),
-        Part("curves", tuple(_curves())),
+        Part("curves", tuple(_curves(HEADLINE, everyone))),
+        Part("held-out-curves", tuple(_curves(HELD_OUT, ON_HELD_OUT))),
         Part("reporting", tuple(_days(tuple(REPORTING), everyone, range(1, 4)))),
         Part("worlds", tuple(_worlds())),
         Part("batches", tuple(_batches(range(1, 4))), stands_alone=True),
@@ -95,11 +99,12 @@ def _floor(seeds: range) -> Iterator[Job]:
         yield Job(DROUGHT, AS_BELIEVED, SAFE_HINDSIGHT, None, seed)
 
 
-def _curves() -> Iterator[Job]:
-    for name, compared in POLICIES.items():
-        for value in compared.knob.values:
-            shown = None if value == compared.knob.shipped else value
-            yield Job(HEADLINE, AS_BELIEVED, name, shown, 1)
+def _curves(case: str, names: Sequence[str]) -> Iterator[Job]:
+    for name in names:
+        knob = POLICIES[name].knob
+        for value in knob.values:
+            shown = None if value == knob.shipped else value
+            yield Job(case, AS_BELIEVED, name, shown, 1)
 
 
 def _worlds() -> Iterator[Job]:

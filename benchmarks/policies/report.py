@@ -16,6 +16,7 @@ from benchmarks.policies.curves import drawn
 from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
 from benchmarks.policies.jobs import (
     HEADLINE,
+    HELD_OUT,
     HINDSIGHT,
     IN_WORLDS,
     LOWER_BOUND,
@@ -29,6 +30,7 @@ REPORT = Path(__file__).resolve().parents[2] / "docs/results/policies.md"
 RESULTS, PLOT = REPORT.with_suffix(".json"), REPORT.with_suffix(".svg")
 _LEVELS = (0.99, 0.995, 0.999)
 _CURVE_SEED = 1
+_EQUAL_HEADS = ("policy", "knob", "points", *(f"USD at {level:.1%}" for level in _LEVELS))
 
 
 def write_report(results: PolicyResults) -> None:
@@ -36,7 +38,7 @@ def write_report(results: PolicyResults) -> None:
     page = REPORT.read_text(encoding="utf-8")
     REPORT.write_text(updated(page, results), encoding="utf-8")
     table = Table(results.records)
-    if any(_at_equal_service(table)):
+    if any(_at_equal_service(table, HEADLINE)):
         PLOT.write_text(drawn(table, HEADLINE, _CURVE_SEED), encoding="utf-8")
 
 
@@ -54,13 +56,14 @@ def _sections(results: PolicyResults) -> Iterator[str]:
     yield _conditions(results)
     yield f"### Aims\n\n{_rows(('aim', 'is', 'met'), aims(table))}"
     yield f"### `{HEADLINE}`, settings as shipped\n\n{_case(table, HEADLINE)}"
-    if equal := list(_at_equal_service(table)):
-        heads = ("policy", "knob", "points", *(f"USD at {level:.1%}" for level in _LEVELS))
+    if equal := list(_at_equal_service(table, HEADLINE)):
         yield (
             f"### Cost at equal service\n\n`{HEADLINE}`, seed {_CURVE_SEED}; a straight line "
-            f"between neighbouring points of the knob.\n\n{_rows(heads, equal)}\n\n"
+            f"between neighbouring points of the knob.\n\n{_rows(_EQUAL_HEADS, equal)}\n\n"
             "![Cost over the share outside the objectives, a line per policy](policies.svg)"
         )
+    if equal := list(_at_equal_service(table, HELD_OUT)):
+        yield f"`{HELD_OUT}`, of the reporting set:\n\n{_rows(_EQUAL_HEADS, equal)}"
     groups = (
         ("Reporting set", REPORTING),
         ("Other scenarios", SHIPPED[1:]),
@@ -125,9 +128,9 @@ def _case_rows(table: Table, case: str) -> Iterator[Sequence[str]]:
         )
 
 
-def _at_equal_service(table: Table) -> Iterator[Sequence[str]]:
+def _at_equal_service(table: Table, case: str) -> Iterator[Sequence[str]]:
     for name, compared in POLICIES.items():
-        points = curve(table, HEADLINE, name, _CURVE_SEED)
+        points = curve(table, case, name, _CURVE_SEED)
         if len(points) < 2:
             continue
         knob = compared.knob
