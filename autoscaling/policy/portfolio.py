@@ -77,52 +77,100 @@ def safest_worth_buying(
     `demand` the rest then falls short. Cost and expected shortage are convex, so slices are added,
     given up and moved between classes, from the cheapest portfolio on, until none of that pays.
     """
-
-    def rank(portfolio: Portfolio) -> tuple[float, float, float, float]:
-        """At equal cost, the one that keeps more slices wins."""
-        shortage = _expected_shortage(portfolio, demand, options)
-        usd = portfolio.usd_per_hour + shortage * shortage_usd_per_hour
-        return portfolio.missing, portfolio.unsafe, round(usd, 6), _most_lost(portfolio, options)
-
     best = cheapest_portfolio(total, floor, options)
+    judge = _Judge(total, floor, demand, options, shortage_usd_per_hour)
+    counts = tuple(best.slices[option.name] for option in options)
+    rank = judge.rank(counts)
     step = max(1, total // 12)
     while True:
-        changed = _changed(best, options, step)
-        portfolios = (_portfolio_of(slices, total, floor, options) for slices in changed)
-        better = min(portfolios, key=rank, default=best)
-        if rank(better) < rank(best):
-            best = better
+        better = min(_changed(counts, options, step), key=judge.rank, default=counts)
+        of_better = judge.rank(better)
+        if of_better < rank:
+            counts, rank = better, of_better
         elif step > 1:
             step //= 2
         else:
-            return best
+            slices = {each.name: count for each, count in zip(options, counts, strict=True)}
+            return _portfolio_of(slices, total, floor, options)
+
+
+class _Judge:
+    """Ranks how many slices there are of each option, the least first.
+
+    Hundreds are ranked for one portfolio, so that what all have in common is looked up once.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        floor: float,
+        demand: float,
+        options: Sequence[ClassOption],
+        shortage_usd_per_hour: float,
+    ) -> None:
+        self._total, self._floor, self._demand = total, min(floor, total), demand
+        self._shortage_usd_per_hour = shortage_usd_per_hour
+        groups = list(dict.fromkeys(each.group for each in options if each.group is not None))
+        self._options = [
+            (each.usd_per_hour, each.weight, -1 if each.group is None else groups.index(each.group))
+            for each in options
+        ]
+        # How much of the time a group is gone.
+        self._gone = []
+        for group in groups:
+            members = [each for each in options if each.group == group]
+            outages = max(each.outages_per_hour for each in members)
+            self._gone.append(outages * max(each.lead_h for each in members))
+
+    def rank(self, counts: Sequence[int]) -> tuple[float, float, float, float]:
+        """What is missing, unsafe, its cost with what shortages cost, and the most that is lost.
+
+        At equal cost, the one that keeps more slices wins.
+        """
+        usd = carried = 0.0
+        lost = [0.0] * len(self._gone)
+        for count, (price, weight, group) in zip(counts, self._options, strict=True):
+            usd += price * count
+            of_option = weight * count
+            carried += of_option
+            if group >= 0:
+                lost[group] += of_option
+        carried = _rounded(carried)
+        most_lost = _rounded(max(lost, default=0))
+        shortage = 0.0
+        for gone, of_group in zip(self._gone, lost, strict=True):
+            left = carried - of_group
+            if left < self._demand:
+                shortage += gone * (self._demand - left)
+        missing = max(0.0, self._total - carried)
+        unsafe = max(0.0, self._floor - (carried - most_lost))
+        usd += shortage * self._shortage_usd_per_hour
+        return missing, unsafe, round(usd, 6), most_lost
 
 
 def _changed(
-    portfolio: Portfolio, options: Sequence[ClassOption], step: int
-) -> Iterator[dict[str, int]]:
+    counts: tuple[int, ...], options: Sequence[ClassOption], step: int
+) -> Iterator[tuple[int, ...]]:
     """Yields every portfolio that is one change of at most `step` slices away.
 
     How many there are of each shape is settled before: slices move between classes of one shape.
     """
-    more = {o.name: min(step, o.at_most - portfolio.slices[o.name]) for o in options}
-    fewer = {o.name: min(step, portfolio.slices[o.name] - o.at_least) for o in options}
-    for option in options:
-        name = option.name
-        if more[name] > 0:
-            yield {**portfolio.slices, name: portfolio.slices[name] + more[name]}
-        if fewer[name] <= 0:
+    more = [min(step, o.at_most - count) for o, count in zip(options, counts, strict=True)]
+    fewer = [min(step, count - o.at_least) for o, count in zip(options, counts, strict=True)]
+    for at, option in enumerate(options):
+        if more[at] > 0:
+            yield (*counts[:at], counts[at] + more[at], *counts[at + 1 :])
+        if fewer[at] <= 0:
             continue
-        yield {**portfolio.slices, name: portfolio.slices[name] - fewer[name]}
-        for other in options:
-            if other.name == name or other.at_most <= portfolio.slices[other.name]:
+        yield (*counts[:at], counts[at] - fewer[at], *counts[at + 1 :])
+        for to, other in enumerate(options):
+            if to == at or more[to] <= 0 or other.weight != option.weight:
                 continue
-            if other.weight != option.weight:
-                continue
-            moved = min(fewer[name], more[other.name])
-            changed = {**portfolio.slices, name: portfolio.slices[name] - moved}
-            changed[other.name] += moved
-            yield changed
+            moved = min(fewer[at], more[to])
+            changed = list(counts)
+            changed[at] -= moved
+            changed[to] += moved
+            yield tuple(changed)
 
 
 def _as_many(carried: float, weight: float) -> int:
@@ -147,20 +195,6 @@ def _portfolio_of(
 
 def _rounded(carried: float) -> float:
     return round(carried, 6)
-
-
-def _expected_shortage(
-    portfolio: Portfolio, demand: float, options: Sequence[ClassOption]
-) -> float:
-    """Returns how many slices are missing because of outages, on average over time."""
-    expected = 0.0
-    for group in {option.group for option in options if option.group is not None}:
-        members = [option for option in options if option.group == group]
-        lost = sum(option.weight * portfolio.slices[option.name] for option in members)
-        outages = max(option.outages_per_hour for option in members)
-        lead_h = max(option.lead_h for option in members)
-        expected += outages * lead_h * max(0.0, demand - (portfolio.carried - lost))
-    return expected
 
 
 def cheapest_portfolio(total: int, floor: float, options: Sequence[ClassOption]) -> Portfolio:
