@@ -22,6 +22,7 @@ from serving.domain.topology import (
     TopologyError,
     check_parallelism,
     engine_shape,
+    sees_whole_stages,
     slice_shape,
 )
 from serving.tpu.requirements import EngineRequirements
@@ -127,6 +128,8 @@ def _parallelism_problems(path: str, model: Raw, at: str, shape: SliceShape) -> 
         return
     # Without a pipeline size vLLM makes one stage.
     stages = 1 if pipeline is None else pipeline
+    if model.get("engine") == "vllm-tpu" and not sees_whole_stages(shape, stages):
+        return  # `serving.tpu.rules` refuses them, with the reason.
     each = shape.num_devices // max(1, stages) if tensor is None else tensor
     try:
         check_parallelism(shape, each, stages)

@@ -136,6 +136,11 @@ class SliceShape:
         return self.num_chips * self.devices_per_chip
 
     @property
+    def cores_per_chip(self) -> int:
+        """The TensorCores of one chip, which pod types count; JAX may list fewer devices."""
+        return _CORES_PER_CHIP[self.generation]
+
+    @property
     def hbm_bytes_per_chip(self) -> int:
         """The memory of one chip that programs may use."""
         return _HBM_BYTES_PER_CHIP[self.generation]
@@ -163,7 +168,7 @@ class SliceShape:
     @property
     def ray_pod_type(self) -> str:
         """The value of Ray's `ray.io/tpu-pod-type`, such as `v6e-16`. The number counts cores."""
-        num_cores = self.num_chips * _CORES_PER_CHIP[self.generation]
+        num_cores = self.num_chips * self.cores_per_chip
         return f"{_RAY_NAMES[self.generation]}-{num_cores}"
 
 
@@ -240,14 +245,31 @@ def parallelism_choices(shape: SliceShape) -> tuple[tuple[int, int], ...]:
     """Returns every (tensor, pipeline) size that uses the whole slice, fewest stages first.
 
     Sizes count devices, not chips. Over several hosts a stage is one host or there is one stage,
-    because each stage is a JAX cluster of its own on its host; on one host a stage is whole chips.
+    because each stage is a JAX cluster of its own on its host; on one host a stage is whole chips,
+    all of which it sees.
     Source: tpu-inference 0.32.0 `worker/tpu_worker.py` and `executors/`, read 2026-11-21.
     """
     if shape.num_hosts > 1:
         stages = [1, shape.num_hosts]
     else:
         stages = [count for count in range(1, shape.num_chips + 1) if shape.num_chips % count == 0]
-    return tuple((shape.num_devices // count, count) for count in stages)
+    return tuple(
+        (shape.num_devices // count, count) for count in stages if sees_whole_stages(shape, count)
+    )
+
+
+def sees_whole_stages(shape: SliceShape, num_stages: int) -> bool:
+    """Returns whether each of so many pipeline stages would see all the devices it needs.
+
+    tpu-inference gives a stage a chip for as many devices as a chip has cores. On v4 and v5p two
+    cores are one device, so that a stage of more than one device sees half of its chips.
+    Source: its 0.32.0 `tpu_info.py` and `worker/tpu_worker.py`, read 2026-11-29.
+    """
+    if num_stages <= 1:
+        return True
+    num_devices = shape.num_devices // num_stages
+    num_chips = math.ceil(num_devices / shape.cores_per_chip)
+    return num_chips * shape.devices_per_chip >= num_devices
 
 
 def check_parallelism(shape: SliceShape, tensor_parallel: int, pipeline_parallel: int) -> None:
@@ -262,6 +284,8 @@ def check_parallelism(shape: SliceShape, tensor_parallel: int, pipeline_parallel
     name = f"{shape.generation} {shape.topology} slice"
     if tensor_parallel * pipeline_parallel != shape.num_devices:
         complaint = f"tensor x pipeline is not the {shape.num_devices} devices of a {name}"
+    elif not sees_whole_stages(shape, pipeline_parallel):
+        complaint = f"a pipeline stage of a {name} would see half of its chips"
     elif shape.num_hosts > 1:
         complaint = f"a pipeline stage of a {name} is one host, or all of them"
     else:

@@ -8,9 +8,11 @@ Source of every rule, unless it names another: the wheels of tpu-inference and v
 (`platforms/tpu_platform.py`, `layers/common/sharding.py`, `envs.py`), read 2026-11-21.
 """
 
+import math
 from collections.abc import Iterator
 
 from serving.domain.errors import Problem
+from serving.domain.topology import parallelism_choices, sees_whole_stages
 from serving.tpu.chips import VISIBLE_CHIPS
 from serving.tpu.offload import CONNECTOR, has_host_cache, host_cache_problems
 from serving.tpu.requirements import Args, EngineRequirements, count, is_on, section
@@ -59,6 +61,7 @@ def argument_problems(path: str, requirements: EngineRequirements) -> Iterator[P
     """Yields problems with any model. `path` is the model's place in the configuration."""
     yield from _owned_env_problems(f"{path}.engine_env", requirements)
     yield from _data_parallel_problems(path, requirements)
+    yield from _stage_problems(path, requirements)
     yield from _joined_problems(path, requirements)
     yield from _copies_problems(path, requirements)
     yield from _context_parallel_problems(f"{path}.engine_args", requirements)
@@ -112,6 +115,27 @@ def _data_parallel_problems(path: str, requirements: EngineRequirements) -> Iter
             "allowed: 1, or leave it out",
             requirements.env[NEW_DESIGN],
         )
+
+
+def _stage_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:
+    """Yields pipeline stages that would see fewer devices than they need.
+
+    Source: `tpu_info.get_num_cores_per_chip` and `worker/tpu_worker.py`, whose `init_device`
+    asserts that there are as many, read 2026-11-29.
+    """
+    shape, stages = requirements.shape, count(requirements.args, "pipeline_parallel_size") or 1
+    if sees_whole_stages(shape, stages):
+        return
+    allowed = ["1", *(f"{each}" for _, each in parallelism_choices(shape) if each > 1)]
+    devices = shape.num_devices // stages
+    yield Problem(
+        f"{path}.engine_args.pipeline_parallel_size",
+        f"tpu-inference counts {shape.cores_per_chip} devices for a chip of {shape.generation}, "
+        f"where JAX has {shape.devices_per_chip}: a stage of {devices} devices would see "
+        f"{math.ceil(devices / shape.cores_per_chip)}, and its worker ends at start",
+        f"allowed: {' or '.join(allowed)}",
+        f"{stages}",
+    )
 
 
 def _joined_problems(path: str, requirements: EngineRequirements) -> Iterator[Problem]:

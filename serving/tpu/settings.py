@@ -374,11 +374,26 @@ def _notes(
             f"each of the {requirements.data_parallel} copies has max_num_seqs and "
             "max_num_batched_tokens of its own; they step together"
         )
-    if requirements.shape.num_hosts > 1 and sharding.pipeline == 1:
-        yield (
-            "tensor parallelism over several hosts is marked untested in upstream's table of "
-            "2026-08-22; a pipeline stage per host is marked passing"
+    if requirements.shape.num_hosts > 1:
+        yield _hosts_note(sharding)
+
+
+def _hosts_note(sharding: Sharding) -> str:
+    """Returns what upstream's continuous integration shows of an engine over several hosts.
+
+    Source: tpu-inference `.buildkite/features/multi-host.yml` at 1055bd2c, which runs on a queue of
+    16 cores of tpu7x, and `.buildkite/parallelism/PP.yml` at 0763c544, whose steps for several
+    hosts are those for one again, test and machine; read 2026-11-29.
+    """
+    if sharding.pipeline == 1:
+        return (
+            "upstream tests tensor parallelism over several hosts on tpu7x only, with "
+            "tensor_parallel_size 16"
         )
+    return (
+        "upstream tests pipeline stages on one host only; its table marks them as passing over "
+        "several by the same test"
+    )
 
 
 def _model_notes(facts: ModelFacts, sharding: Sharding) -> Iterator[str]:

@@ -298,7 +298,10 @@ def test_host_is_whole_or_refused(shape: SliceShape, chips_per_host: int) -> Non
         # Two devices a chip: sizes count devices, and no stage is half a chip.
         (("tpu7x", "2x2x1", None), [(8, 1), (4, 2), (2, 4)]),
         (("tpu7x", "2x2x2", None), [(16, 1), (8, 2)]),
-        (("v5p", "2x2x2", None), [(8, 1), (4, 2)]),
+        # A stage sees one chip for two devices, where a chip is one: half of its chips.
+        (("v5p", "2x2x2", None), [(8, 1)]),
+        (("v5p", "2x2x1", None), [(4, 1), (1, 4)]),
+        (("v4", "2x2x4", None), [(16, 1)]),
     ],
 )
 def test_parallel_sizes_use_every_device_in_whole_stages(
@@ -333,6 +336,12 @@ def test_parallel_sizes_use_every_device_in_whole_stages(
             (1, 8),
             "a pipeline stage of a tpu7x 2x2x1 slice is one chip or more (value 1 x 8); "
             "nearest allowed: 2 x 4, 4 x 2, 8 x 1",
+        ),
+        (
+            ("v5p", "2x2x2"),
+            (4, 2),
+            "a pipeline stage of a v5p 2x2x2 slice would see half of its chips (value 4 x 2); "
+            "nearest allowed: 8 x 1",
         ),
         (
             ("v6e", "2x2"),

@@ -26,9 +26,7 @@ EXPECTED: dict[str, tuple[str, int, dict[str, Any], dict[str, str]]] = {
     "v6e-2x2-llama-3.1-8b": ("v6e 2x2", 1, {"tensor_parallel_size": 4}, {}),
     "v6e-4x4-llama-3.3-70b": ("v6e 4x4", 4, {"tensor_parallel_size": 16}, RAY),
     "v5e-2x4-qwen3-8b": ("v5e 2x4", 1, {"tensor_parallel_size": 8}, {}),
-    "v5p-2x2x2-llama-3.3-70b": (
-        "v5p 2x2x2", 2, {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, RAY,
-    ),
+    "v5p-2x2x2-llama-3.3-70b": ("v5p 2x2x2", 2, {"tensor_parallel_size": 8}, RAY),
     "tpu7x-2x2x1-qwen3-coder-480b": (
         "tpu7x 2x2x1", 1, {"tensor_parallel_size": 8, "enable_expert_parallel": True}, {},
     ),
@@ -138,6 +136,18 @@ def test_engine_that_does_not_fit_is_reported_with_what_would(
         ({"compile_cache": {"store": "/x", "local_dir": "y"}}, "local_dir"),
         ({"deployments": [{"compute_class": "spot"}]}, "required by engine vllm-tpu"),
         ({"engine_args": {"tensor_parallel_size": 3}}, "tensor x pipeline is not the 4 devices"),
+        (
+            {
+                "engine_args": {"pipeline_parallel_size": 2},
+                "deployments": [
+                    {
+                        "compute_class": "on-demand",
+                        "slice": {"generation": "v5p", "topology": "2x2x2"},
+                    }
+                ],
+            },
+            "engine_args.pipeline_parallel_size: tpu-inference counts 2 devices for a chip of v5p",
+        ),
         (
             {"lora_adapters": [{"name": "a", "path": "b"}]},
             "engine_args.enable_lora: models[0].lora_adapters needs it",

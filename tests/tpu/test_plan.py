@@ -44,7 +44,7 @@ def qwix(rule: dict[str, str]) -> dict[str, Any]:
         (LLAMA_70B, "v6e", "2x2", {"additional_config": FP8_EVERYWHERE}, True),
         (LLAMA_70B, "v6e", "2x4", {}, True),
         (LLAMA_70B, "v6e", "4x4", {}, True),
-        (LLAMA_70B, "v5p", "2x2x2", {"pipeline_parallel_size": 2}, True),
+        (LLAMA_70B, "v5p", "2x2x2", {}, True),
         (QWEN_8B, "v5e", "2x4", {}, True),
         (CODER_30B, "v6e", "2x2", {"max_model_len": 65536}, True),
         (CODER_480B, "tpu7x", "2x2x1", {}, False),

@@ -49,12 +49,16 @@ def complaint(slice_name: str, facts: ModelFacts | None, **changes: Any) -> str:
             "v6e 4x4", LLAMA_70B, {}, Sharding(16), {"TPU_MULTIHOST_BACKEND": "ray"}, id="hosts"
         ),
         pytest.param(
-            "v5p 2x2x2",
+            "tpu7x 2x2x2",
             LLAMA_70B,
             {"pipeline_parallel_size": 2},
-            Sharding(4, 2),
+            Sharding(8, 2),
             {"TPU_MULTIHOST_BACKEND": "ray"},
             id="a stage a host",
+        ),
+        pytest.param(
+            "v5p 2x2x1", LLAMA_70B, {"pipeline_parallel_size": 4}, Sharding(1, 4), {},
+            id="a stage a chip",
         ),
         pytest.param(
             "v6e 4x4",
@@ -166,6 +170,23 @@ def test_joined_slices_each_hold_the_model(
     sizes = {name: settings.engine_args[f"{name}_parallel_size"] for name in ("tensor", "data")}
     assert sizes == {"tensor": sharding.tensor, "data": 2}
     assert any("the loss of one ends the engine on all" in note for note in settings.notes)
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "args", "words"),
+    [
+        ("v6e 4x4", {}, ["over several hosts on tpu7x only"]),
+        ("v6e 4x4", {"pipeline_parallel_size": 4}, ["on one host only"]),
+        ("v6e 2x4", {"pipeline_parallel_size": 2}, []),
+    ],
+)
+def test_several_hosts_are_noted_with_what_upstream_tests(
+    slice_name: str, args: dict[str, Any], words: list[str]
+) -> None:
+    notes = resolve_settings(slice_name, LLAMA_70B, args=args).notes
+    found = [note for note in notes if note.startswith("upstream tests")]
+    assert len(found) == len(words)
+    assert all(each in note for each, note in zip(words, found, strict=True))
 
 
 @pytest.mark.parametrize("generation", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
@@ -282,6 +303,29 @@ def test_multimodal_input_is_not_split() -> None:
             "use num_slices of the deployment's slice", id="owned prefix",
         ),
         pytest.param(
+            "v5p 2x2x2", LLAMA_70B, {"args": {"pipeline_parallel_size": 2}},
+            "model.engine_args.pipeline_parallel_size: tpu-inference counts 2 devices for a chip "
+            "of v5p, where JAX has 1: a stage of 4 devices would see 2, and its worker ends at "
+            "start (value 2); allowed: 1",
+            id="stages of v5p hosts",
+        ),
+        pytest.param(
+            "v4 2x2x1", None, {"args": {"pipeline_parallel_size": 2}},
+            "a stage of 2 devices would see 1, and its worker ends at start (value 2); "
+            "allowed: 1 or 4", id="stages of v4 chips",
+        ),
+        pytest.param(
+            "v5p 2x2x2", None,
+            {"args": {"pipeline_parallel_size": 2, "additional_config": {"sharding": {
+                "sharding_strategy": {"tensor_parallelism": 4}}}}},
+            "a stage of 4 devices would see 2", id="stages of v5p hosts, strategy",
+        ),
+        pytest.param(
+            "v5p 2x2x4", QWEN_8B, {"env": {"MODEL_IMPL_TYPE": "flax_nnx"}},
+            "allowed: vllm, or leave it out, or a slice whose hosts have no more than 8 devices",
+            id="no stages as a way out",
+        ),
+        pytest.param(
             "v6e 2x2", LLAMA_8B, {"args": {"enable_lora": True}, "num_slices": 2},
             "no LoRA with data parallelism, which 2 joined slices need (value true); allowed: "
             "false, or num_slices: 1 and more replicas", id="joined, LoRA",
@@ -389,7 +433,7 @@ def test_multimodal_input_is_not_split() -> None:
             id="attention backend",
         ),
         pytest.param(
-            "v5p 2x2x2", None,
+            "tpu7x 2x2x2", None,
             {"args": {"pipeline_parallel_size": 2,
                       "additional_config": {"enable_continue_decode": True}}},
             "does not exist for a pipeline", id="continued decoding",
