@@ -1,7 +1,7 @@
 """The engine hosts of one session, commanded as one: one of them, or one for each part of a slice.
 
-Owns the order of their start, which is at once, and what becomes of the others when one fails. Does
-not own the slices, nor what is decided about engines (`session`).
+Owns the settings' place and bound, the order of the starts, which is at once, and what becomes of
+the others when one fails. Does not own the slices, nor what is decided about engines (`session`).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -19,6 +19,7 @@ from serving.domain.slice_lifecycle import LoadStage
 from serving.domain.slice_records import EngineRecord
 from serving.engine.host_actor import EngineHostActor, HostReport
 from serving.engine.spec import EngineSpec
+from serving.engine.tpu.settings import resolve_settings_here
 from serving.link.engine_protocol import EngineDiedError
 from serving.link.errors import HandshakeError, LinkCallError, LinkClosedError
 from serving.link.messages import ProgramsMoved
@@ -49,9 +50,13 @@ _END_S = 3.0
 # A host that hears nothing of its owner takes it for gone after 10 s; others may know it earlier.
 _OWNER_GONE_S = 15.0
 _RETRY_S = 0.25
+# For a process to start on the host and a file of a few KB to come there. The clients of Hugging
+# Face and of buckets give up within a minute; what takes longer hangs, such as a mounted folder.
+_SETTINGS_S = 300.0
 
 ControlOf = Callable[[tuple[str, int]], EngineControl]
 OnStage = Callable[[LoadStage], Awaitable[None]]
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -132,7 +137,10 @@ class EngineHosts:
             )
             host.handle = actor.remote(spec, secret, group_id)
         starting = _all_or_none(self._start_one(host, staged) for host in self._hosts)
-        await in_time(starting, spec.start_timeout_s, lambda: _stage_words(reached))
+        limit = f"{spec.start_timeout_s:g} s after its start (health.start_timeout_s)"
+        await in_time(
+            starting, spec.start_timeout_s, lambda: f"not ready {limit}: {_stage_words(reached)}"
+        )
 
     async def _start_one(self, host: _Host, on_stage: OnStage) -> None:
         await self._command(host, await host.handle.open.remote(self._life_id))
@@ -363,22 +371,64 @@ async def _follow_stages(host: Any, on_stage: OnStage) -> None:
         await on_stage(stage)
 
 
-async def in_time(
-    starting: Coroutine[Any, Any, None], timeout_s: float, stage: Callable[[], str]
-) -> None:
-    """Awaits a start; `stage` says in a few words how far it came.
+async def resolve_on_first_host(spec: EngineSpec, reservation: Reservation) -> EngineSpec:
+    """Returns a TPU engine with its settings, as the first host of its slices resolves them.
 
     Raises:
-        EngineDiedError: it has taken `timeout_s`, and was cancelled.
+        ValueError: it would not work, or not fit. Do not retry.
+        EngineDiedError: the host took too long. Another try may succeed.
+    """
+    options = {
+        "num_cpus": 0,
+        "max_retries": 0,
+        "scheduling_strategy": reservation.on_host(0),
+        "runtime_env": {"env_vars": dict(spec.engine_env)},
+    }
+    run = ray.remote(resolve_settings_here).options(**options).remote(spec)
+    resolved: EngineSpec = await settings_in_time(
+        run,
+        min(_SETTINGS_S, spec.start_timeout_s),
+        reservation.slices[0].name,
+        lambda: ray.cancel(run, force=True),
+    )
+    return resolved
+
+
+async def settings_in_time(
+    resolving: Awaitable[_T], timeout_s: float, slice_name: str, end: Callable[[], None]
+) -> _T:
+    """Awaits settings; `end` ends the work for them where it is not awaited to its own end.
+
+    Raises:
+        EngineDiedError: they have taken `timeout_s`.
+    """
+    try:
+        return await in_time(
+            resolving,
+            timeout_s,
+            lambda: (
+                f"the settings of the engine were not there after {timeout_s:g} s: on host 0 of "
+                f"{slice_name} no process started, or the model's config.json did not come"
+            ),
+        )
+    except (EngineDiedError, asyncio.CancelledError):
+        end()
+        raise
+
+
+async def in_time(work: Awaitable[_T], timeout_s: float, complaint: Callable[[], str]) -> _T:
+    """Returns what a part of a start gives; `complaint` says what took too long, once it has.
+
+    Raises:
+        EngineDiedError: it has taken `timeout_s`, and was cancelled. Another try may succeed.
     """
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            await starting
+            return await work
     except TimeoutError as error:
         if not limit.expired():
             raise
-        message = f"not ready {timeout_s:g} s after its start (health.start_timeout_s): {stage()}"
-        raise EngineDiedError(message) from error
+        raise EngineDiedError(complaint()) from error
 
 
 def _stage_words(reached: Mapping[LoadStage, int]) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import ray
 from ray.serve.handle import DeploymentHandle
 
 from serving.config.slice_settings import DRAIN_GRACE_S
@@ -23,7 +22,6 @@ from serving.domain.names.deployment_names import engine_deployment_name
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.engine.spec import EngineSpec
-from serving.engine.tpu.settings import resolve_settings_here
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.ownership.control_client import (
     EngineControl,
@@ -35,7 +33,7 @@ from serving.ownership.group import placement_group
 from serving.ownership.lease import ClaimRefusedError
 from serving.slices.compile_cache_sync import CompileCacheSync
 from serving.slices.directory_reporter import DirectoryReporter, best_effort
-from serving.slices.engine_hosts import EngineHosts
+from serving.slices.engine_hosts import EngineHosts, resolve_on_first_host
 from serving.slices.held import (
     HeldSlices,
     ProbeFailedError,
@@ -386,9 +384,12 @@ class SliceSession:
             await self._unless_lost(held.wait_chips_free(_CHIPS_FREE_S))
 
     async def _start_engines(self) -> None:
-        spec = self._spec if self._spec.tpu is None else await self._resolve()
-        await self._pull_programs(spec)
+        spec = self._spec
         reservation = None if self._held is None else self._held.reservation
+        if spec.tpu is not None:
+            assert reservation is not None
+            spec = await resolve_on_first_host(spec, reservation)
+        await self._pull_programs(spec)
         joined = {} if self._held is None else multislice_environment(self._held.slices)
         await self._engines.start(spec, self._secret, reservation, joined, self._note_stage)
 
@@ -404,7 +405,7 @@ class SliceSession:
         """Brings compiled programs to all hosts of the slices; without them the engine compiles."""
         if spec.programs is None or self._held is None:
             return
-        # The environment of `_resolve`, so that Ray uses its process on the first host again.
+        # The environment of its settings, so that Ray uses its process on the first host again.
         sync = CompileCacheSync(
             spec.programs, self._held.reservation, self._spec.engine_env, self._reporter.life_id
         )
@@ -420,24 +421,6 @@ class SliceSession:
         await best_effort(engines.note_programs(self._sync.moved), "programs_not_noted")
         await self._sync.push()
         await best_effort(engines.note_programs(self._sync.moved), "programs_not_noted")
-
-    async def _resolve(self) -> EngineSpec:
-        """Resolves the settings of a TPU engine on the first host of its slices.
-
-        Raises:
-            ValueError: it would not work, or not fit.
-        """
-        assert self._held is not None
-        options = {
-            "num_cpus": 0,
-            "max_retries": 0,
-            "scheduling_strategy": self._held.reservation.on_host(0),
-            "runtime_env": {"env_vars": dict(self._spec.engine_env)},
-        }
-        resolved: EngineSpec = (
-            await ray.remote(resolve_settings_here).options(**options).remote(self._spec)
-        )
-        return resolved
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits `work`, unless a slice has to be left before it is done.

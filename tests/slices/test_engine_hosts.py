@@ -142,9 +142,7 @@ async def test_start_that_takes_too_long_is_cancelled_and_says_how_far_it_came()
 
     with pytest.raises(EngineDiedError) as caught:
         await in_time(starting(), 0.05, lambda: "it was getting its weights")
-    assert str(caught.value) == (
-        "not ready 0.05 s after its start (health.start_timeout_s): it was getting its weights"
-    )
+    assert str(caught.value) == "it was getting its weights"
     assert ended.is_set()
 
 
