@@ -42,9 +42,11 @@ from serving.tpu.machines import (
     pods_local_ssd_bytes,
 )
 from serving.tpu.model_facts import ModelFacts, ModelFactsError, model_facts
+from serving.tpu.model_rules import is_jax_model
 from serving.tpu.offload import has_host_cache
 from serving.tpu.plan import plan_engine
 from serving.tpu.requirements import EngineRequirements
+from serving.tpu.settings import sharding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +94,37 @@ def unknown_sizes(folder: Folder, size_of: SizeOf) -> list[str]:
 
 
 def _needs(model: ModelConfig, size: ModelSize, slices: Sequence[SliceConfig]) -> HostNeeds:
+    engines = [_requirements(model, each) for each in slices]
     return host_needs(
         model.source,
         model.engine_args,
-        model.engine_env,
         size.weights_bytes,
-        size.facts.architecture,
+        is_torch=not all(
+            is_jax_model(each, size.facts, sharding_of(each, size.facts)) for each in engines
+        ),
         is_mounted=model.source.startswith(f"{DATA_FOLDER}/"),
         num_engines=max(each.engines_per_host for each in slices),
-        cache_bytes=max(_cache_bytes(model, size.facts, each) for each in slices),
+        cache_bytes=max(_cache_bytes(each, size.facts) for each in engines),
     )
 
 
-def _cache_bytes(model: ModelConfig, facts: ModelFacts, wanted: SliceConfig) -> int:
+def _requirements(model: ModelConfig, wanted: SliceConfig) -> EngineRequirements:
+    return EngineRequirements(
+        model.source,
+        wanted.engine_shape,
+        model.engine_args,
+        model.engine_env,
+        num_slices=wanted.num_slices,
+        num_engines=wanted.num_engines,
+    )
+
+
+def _cache_bytes(requirements: EngineRequirements, facts: ModelFacts) -> int:
     """Returns what one engine's KV cache in its host's memory takes; 0 without one."""
-    if not has_host_cache(model.engine_args):
+    if not has_host_cache(requirements.args):
         return 0
-    requirements = EngineRequirements(
-        model.source, wanted.engine_shape, model.engine_args, model.engine_env
-    )
     try:
-        return plan_engine(requirements, facts, model.name).host_cache_bytes
+        return plan_engine(requirements, facts).host_cache_bytes
     except ConfigError:
         return 0  # what cannot start is told by who checks the engine
 

@@ -12,7 +12,6 @@ from serving.artifacts.weights.sources import STREAMER, is_streamed
 from serving.domain.topology import GIB
 from serving.tpu.hbm import Sharding, gib, weight_bytes
 from serving.tpu.model_facts import ModelFacts
-from serving.tpu.rules import MODEL_IMPL
 
 # Beside weights: images (vllm-tpu's layers have some 8 GB unpacked), logs, compiled programs. A
 # guess of ours.
@@ -21,10 +20,8 @@ _DISK_OF_OTHERS_BYTES = 20 * GIB
 _MEMORY_OF_OTHERS_BYTES = 16 * GIB
 # Of them, the processes of each further engine on the host. A guess of ours.
 _MEMORY_OF_ENGINE_BYTES = 8 * GIB
-# tpu-inference 0.32.0 loads these as torch models, the whole checkpoint first into the host's
-# memory (`models/vllm/vllm_model_wrapper.py`, `models/common/model_loader.py`, read 2026-11-22).
-_TORCH_MODELS = frozenset({"Qwen3MoeForCausalLM", "GptOssForCausalLM"})
-# Loaders that pass a checkpoint on in pieces. Source: as above.
+# Loaders that pass a checkpoint on in pieces. Source: tpu-inference 0.32.0
+# `models/vllm/vllm_model_wrapper.py` and `models/common/model_loader.py`, read 2026-11-22.
 _STREAMERS = (STREAMER, "runai_streamer_sharded", "tpu_streaming_loader")
 
 
@@ -59,22 +56,22 @@ def stored_bytes(facts: ModelFacts | None, index: Mapping[str, object] | None) -
 def host_needs(
     source: str,
     args: Mapping[str, object],
-    env: Mapping[str, str],
     weights_bytes: int,
-    architecture: str,
     *,
+    is_torch: bool,
     is_mounted: bool,
     num_engines: int = 1,
     cache_bytes: int = 0,
 ) -> HostNeeds:
     """Returns what a model of that size needs of each host, which has `num_engines` of it.
 
-    `is_mounted`: the source is a folder that is not on the host's own disk. `cache_bytes`: of the
-    KV cache that each engine keeps in the host's memory, 0 without one.
+    `is_torch`: it is loaded as a torch model, the whole checkpoint first into the host's memory
+    (source: as of the loaders above). `is_mounted`: the source is a folder that is not on the
+    host's own disk. `cache_bytes`: of the KV cache that each engine keeps in the host's memory, 0
+    without one.
     """
     passes_disk = is_mounted or is_streamed(source)
     streams = is_streamed(source) or args.get("load_format") in _STREAMERS
-    is_torch = architecture in _TORCH_MODELS or env.get(MODEL_IMPL) == "vllm"
     whole = is_torch and not streams
     words = [f"weights of {gib(weights_bytes)}"]
     words.append("read from where they are" if passes_disk else "downloaded to each host")

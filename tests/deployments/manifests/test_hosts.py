@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from deployments.engine_plan import plan_serve_config
 from deployments.validation.documents import Folder, parse_files
 from deployments.validation.schemas import Schemas
 from deployments.validation.sizes import ModelSize, model_sizes, size_problems, unknown_sizes
+from serving.config.sections import load_yaml
 from serving.domain.errors import ConfigError
-from serving.domain.topology import GIB, Generation, shapes, slice_shape
+from serving.domain.topology import GIB, Generation, SliceShape, shapes, slice_shape
 from serving.tpu.machines import (
     allocatable_memory_gib,
     boot_disk_gb_for,
@@ -28,6 +30,7 @@ from tests.tpu.models import LLAMA_8B, facts_of
 from .examples import (
     ROOT,
     VALUES,
+    found,
     in_memory,
     one,
     parsed,
@@ -429,6 +432,67 @@ def test_hosts_of_shipped_values_have_room_for_their_models(path: Path) -> None:
     size_of = model_sizes([FACTS])
     assert unknown_sizes(folder, size_of) == []
     assert words_of(folder) == []
+
+
+# The shipped serve configs of large models, and the smallest boot disk in GB, in steps of 50, with
+# which their hosts have room for them.
+LARGE_CONFIGS = {
+    "v6e-2x4-llama-3.3-70b": 300,
+    "v6e-4x4-llama-3.3-70b": 300,
+    "v5p-2x2x2-llama-3.3-70b": 300,
+    "tpu7x-2x2x1-qwen3-coder-480b": 700,
+}
+
+
+def large_folder(name: str, boot_disk_gb: int) -> Folder:
+    """The model of a shipped serve config on the slices that it has there."""
+    config = load_yaml((ROOT / "deployments" / "tpu" / f"{name}.yaml").read_text())
+    (model,) = config["applications"][0]["args"]["models"]
+    (deployment,) = model["deployments"]
+    shape = slice_shape(deployment["slice"]["generation"], deployment["slice"]["topology"])
+    host = {"boot_disk": {"size_gb": boot_disk_gb}}
+    raw = raw_values((shape, deployment["compute_class"]), host=host)
+    raw["applications"][0]["args"]["models"] = [model]
+    return in_memory(raw)
+
+
+@pytest.mark.parametrize("name", LARGE_CONFIGS)
+def test_large_models_rendered_on_their_slices_add_up(name: str) -> None:
+    """Layout, memory of the devices, memory of the hosts, and the disk at a stated size."""
+    size_gb = LARGE_CONFIGS[name]
+    folder = large_folder(name, size_gb)
+    assert found(folder) == words_of(folder) == unknown_sizes(folder, model_sizes([FACTS])) == []
+    (text,) = folder.serve_configs.values()
+    report = plan_serve_config(load_yaml(text), None, [FACTS])
+    assert report.problems == ()
+    (plan,) = report.plans
+    assert plan.can_start
+    shape = plan.requirements.shape
+    assert plan.settings.engine_args["tensor_parallel_size"] == shape.num_devices
+    (group,) = one(folder, "RayCluster").body["spec"]["workerGroupSpecs"][-1:]
+    assert group["numOfHosts"] == shape.num_hosts
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert int(limits["google.com/tpu"]) == shape.chips_per_host
+    smaller = words_of(large_folder(name, size_gb - 50))
+    assert all(f"needed: cluster.host.boot_disk.size_gb of {size_gb}" in each for each in smaller)
+    assert smaller
+
+
+@pytest.mark.parametrize(
+    ("source", "shape", "args", "whole"),
+    [
+        ("Qwen/Qwen3-8B", SHAPE, {}, True),  # more shards than KV heads
+        ("Qwen/Qwen3-8B", slice_shape("v6e", "2x4"), {}, False),
+        ("Qwen/Qwen3-8B", slice_shape("v6e", "2x4"), {"enable_lora": True}, True),
+        ("meta-llama/Llama-3.1-8B-Instruct", SHAPE, {}, False),
+    ],
+)
+def test_model_that_is_loaded_as_a_torch_one_needs_its_whole_checkpoint_in_memory(
+    source: str, shape: SliceShape, args: Json, *, whole: bool
+) -> None:
+    host = {"boot_disk": {"size_gb": 300}, "memory_gib_per_chip": 3}
+    complaints = words_of(tpu_model(source, shape, host, **args))
+    assert any("the whole checkpoint in memory at once" in each for each in complaints) is whole
 
 
 def test_sizes_of_manifests_without_an_application_are_no_problem() -> None:
