@@ -236,7 +236,7 @@ def plan_json(plan: EnginePlan) -> dict[str, Any]:
         "advice": plan.advice,
         "divisions": [asdict(each) for each in plan.divisions],
         "recipe": recipe if isinstance(recipe, str) else asdict(recipe),
-        "published": figure if isinstance(figure, str) else asdict(figure),
+        "published": figure if isinstance(figure, str) else _figure_json(figure),
     }
 
 
@@ -301,6 +301,10 @@ def _published(
     return recipe_for(*where), published_for(*where)
 
 
+def _figure_json(figure: PublishedFigure) -> dict[str, Any]:
+    return asdict(figure) | {"tokens_per_s_per_chip": figure.tokens_per_s_per_chip}
+
+
 def _published_lines(plan: EnginePlan) -> Iterator[str]:
     recipe, figure = _published(plan.requirements)
     yield "  published by others: read, not measured by us"
@@ -325,7 +329,8 @@ def _published_lines(plan: EnginePlan) -> Iterator[str]:
     else:
         yield (
             f"    {figure.requests_per_s:g} requests per second and slice, {figure.input_tokens}"
-            f" tokens in, {figure.output_tokens} out ({figure.source})"
+            f" tokens in, {figure.output_tokens} out: {figure.tokens_per_s_per_chip:.0f} output"
+            f" tokens per second and chip, computed from these ({figure.source})"
         )
 
 

@@ -45,6 +45,11 @@ class PublishedFigure:
     concurrency: int = 128
     source: str = _CI
 
+    @property
+    def tokens_per_s_per_chip(self) -> float:
+        """Output tokens per second and chip, if every answer has the published length."""
+        return self.requests_per_s * self.output_tokens / self.num_chips
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedThroughput:

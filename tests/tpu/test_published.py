@@ -12,7 +12,7 @@ from serving.config.vllm.vllm_args import installed_vllm_args
 from serving.domain.topology import TopologyError, slice_shape
 from serving.tpu.model_facts import model_facts
 from serving.tpu.plan import EnginePlan, plan_engine
-from serving.tpu.published import FIGURES, RECIPES, Recipe, recipe_for
+from serving.tpu.published import FIGURES, RECIPES, Recipe, published_for, recipe_for
 from serving.tpu.requirements import EngineRequirements
 
 from .models import DEPLOYMENTS, MODELS, QWEN_8B, facts_of
@@ -90,10 +90,28 @@ def test_plan_shows_the_recipe_with_what_differs_and_where_it_is_from() -> None:
     assert "gpu_memory_utilization=0.98                 planned: 0.9" in text
     assert "tensor_parallel_size=8                      as planned" in text
     assert "443.1 output tokens per second and chip with 128 requests at once" in text
-    assert "7 requests per second and slice, 1800 tokens in, 128 out (lower bound" in text
+    assert "7 requests per second and slice, 1800 tokens in, 128 out: 112 output tokens" in text
     told = json.loads(json.dumps(plan_json(plan)))
     assert told["recipe"]["args"]["max_num_seqs"] == 256
     assert told["published"]["requests_per_s"] == 7.0
+
+
+def test_requests_per_second_are_told_as_tokens_per_second_and_chip_too() -> None:
+    """Of 8B on one chip nothing else is published: 10.77 answers of 128 tokens a second."""
+    path = DEPLOYMENTS / "v6e-1x1-llama-3.1-8b.yaml"
+    (plan,) = plan_serve_config(load_yaml(path.read_text()), None, [MODELS]).plans
+    assert (
+        "10.77 requests per second and slice, 1800 tokens in, 128 out: 1379 output tokens per "
+        "second and chip, computed from these (lower bound of tpu-inference's CI, tpu-inference "
+        "0.32.0 .buildkite)"
+    ) in "\n".join(plan_lines(plan))
+    told = json.loads(json.dumps(plan_json(plan)))["published"]
+    assert told["tokens_per_s_per_chip"] == pytest.approx(10.77 * 128)
+    assert (told["requests_per_s"], told["num_chips"]) == (10.77, 1)
+    # Eight chips carry it together.
+    figure = published_for("meta-llama/Llama-3.3-70B-Instruct", "v6e", 8)
+    assert not isinstance(figure, str)
+    assert figure.tokens_per_s_per_chip == 7.0 * 128 / 8
 
 
 def test_plan_is_made_with_a_recipe_and_says_what_to_write() -> None:
