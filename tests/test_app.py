@@ -1,5 +1,6 @@
 """What Serve is told of the application: who scales, within which bounds, and who is only heard."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from ray.serve.exceptions import RayServeException
 
 from serving.app import build, engine_spec
 from serving.config.application import check_app_config
+from serving.domain import limits
+from serving.engine.host import StepSigns, is_at_work
+from serving.engine.spec import EngineSpec
 
 
 def scaling_of(*deployments: dict[str, Any], **sections: Any) -> dict[str, tuple[Any, Any]]:
@@ -120,6 +124,22 @@ def test_bounds_that_contradict_each_other_are_refused(given: dict[str, Any], re
 def test_kind_of_an_engine_says_when_it_hangs(
     kind: str, health: dict[str, Any], timeout_s: float
 ) -> None:
+    spec = spec_with_health(kind, health)
+    assert spec.hang_timeout_s == timeout_s
+    assert spec.gateway_timeout_s == 30.0
+
+
+def test_engine_on_tpus_may_compile_for_twelve_minutes_by_default() -> None:
+    """Two minutes without an answer, and six times that while it is at work."""
+    spec = spec_with_health("vllm-tpu", {})
+    assert spec.hang_timeout_s == limits.TPU_HANG_TIMEOUT_S == 120.0
+    compiles = StepSigns(silent_s=719.0, busy_share=None, program="jit_step")
+    assert is_at_work(compiles, spec.hang_timeout_s)
+    assert not is_at_work(replace(compiles, silent_s=720.0), spec.hang_timeout_s)
+    assert not is_at_work(replace(compiles, program=None), spec.hang_timeout_s)
+
+
+def spec_with_health(kind: str, health: dict[str, Any]) -> EngineSpec:
     whole = {"generation": "v6e", "topology": "2x2", "chips_per_host": 4}
     where = {"slice": whole} if kind == "vllm-tpu" else {}
     model = {
@@ -131,6 +151,4 @@ def test_kind_of_an_engine_says_when_it_hangs(
         ],
     }
     config = check_app_config({"models": [model], "health": health}, None)
-    spec = engine_spec(config, config.models[0], config.models[0].deployments[0])
-    assert spec.hang_timeout_s == timeout_s
-    assert spec.gateway_timeout_s == 30.0
+    return engine_spec(config, config.models[0], config.models[0].deployments[0])

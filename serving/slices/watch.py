@@ -97,7 +97,7 @@ class SliceWatch:
         Raises:
             SliceLostError: not every host could be watched: one of them is gone already.
         """
-        actor = ray.remote(HostAgent)
+        actor, agents = ray.remote(HostAgent), []
         for host in self.slice.hosts:
             options = {
                 "num_cpus": AGENT_CPUS,
@@ -108,19 +108,19 @@ class SliceWatch:
                 "max_restarts": _AGENT_RESTARTS,
                 "scheduling_strategy": self._reservation.on_host(host.worker_id, self.part),
             }
-            agent = actor.options(**options).remote(host.worker_id, self._spec, self._secret)
-            self._agents.append(agent)
+            agents.append(actor.options(**options).remote(host.worker_id, self._spec, self._secret))
         try:
             async with asyncio.timeout(AGENTS_S):
                 reports: list[AgentReport] = await asyncio.gather(
-                    *(agent.start.remote() for agent in self._agents)
+                    *(agent.start.remote() for agent in agents)
                 )
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise SliceLostError(f"not every host of {self.slice.name} came up: {error}") from error
-        self.listen(reports)
+        self.listen(reports, agents)
 
-    def listen(self, reports: Sequence[AgentReport]) -> None:
-        """Listens to agents that are at work already."""
+    def listen(self, reports: Sequence[AgentReport], agents: Sequence[Any] = ()) -> None:
+        """Listens to agents that are at work already; `agents` by worker id are to be asked too."""
+        self._agents = list(agents)
         self.reports = {report.worker_id: report for report in reports}
         for report in reports:
             revive = functools.partial(self._revive, report)

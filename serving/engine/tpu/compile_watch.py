@@ -7,6 +7,7 @@ into the warm-up (`docs/guide/tpu.md`).
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -26,6 +27,20 @@ LOOKUP_EVENT: Final = "/jax/compilation_cache/compile_requests_use_cache"
 HIT_EVENT: Final = "/jax/compilation_cache/cache_hits"
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The shape of a step, before it is padded; formatted only when a program is compiled for it.
+
+    `num_tokens` are those of all its requests.
+    """
+
+    num_requests: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"num_requests={self.num_requests} num_tokens={self.num_tokens}"
+
+
 class CompileWatch:
     """Counts hits and lookups from the start, and late programs from `begin` on."""
 
@@ -35,7 +50,7 @@ class CompileWatch:
         self.num_hits = 0
         # JAX keeps its listeners for as long as the process lives, and so does a worker.
         jax.monitoring.register_event_listener(self._on_lookup)
-        self.step: object = "none"  # the worker's present work, which is logged by its `str`
+        self.step: StepShape | None = None  # the worker's present work; `None` before its first
         self._has_begun = False
 
     def begin(self) -> None:
@@ -64,7 +79,7 @@ class CompileWatch:
             self.num_compilations,
             duration_secs * 1000,
             _name(details),
-            self.step,
+            "step=none" if self.step is None else self.step,
         )
 
 

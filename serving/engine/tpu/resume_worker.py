@@ -20,7 +20,7 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 from serving.directory.ray_hosts import own_address, own_node_id
 from serving.engine.load_stage import ReportsStages
 from serving.engine.tpu import guess_logprobs
-from serving.engine.tpu.compile_watch import CompileWatch
+from serving.engine.tpu.compile_watch import CompileWatch, StepShape
 from serving.engine.tpu.grammar_rows import rows_as_read
 from serving.engine.tpu.guess_programs import compile_guess_programs
 from serving.engine.tpu.known_tokens import forget_unsampled, restore_known
@@ -130,7 +130,9 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
         batch.forget_done_prompts(scheduler_output, requests)
         restore_known(scheduler_output.scheduled_cached_reqs, requests, batch.req_id_to_index)
         forget_unsampled(self.model_runner._pre_async_results)
-        self._compile_watch.step = _StepShape(scheduler_output)
+        self._compile_watch.step = StepShape(
+            len(scheduler_output.num_scheduled_tokens), scheduler_output.total_num_scheduled_tokens
+        )
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -159,14 +161,3 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
     def num_compilations(self) -> int:
         """Returns the programs compiled since `watch_compilations`, by this host's process."""
         return self._compile_watch.num_compilations
-
-
-class _StepShape:
-    """The shape of a step; formatted only when something is compiled for it."""
-
-    def __init__(self, scheduler_output: Any) -> None:
-        self._num_requests = len(scheduler_output.num_scheduled_tokens)
-        self._num_tokens = scheduler_output.total_num_scheduled_tokens
-
-    def __str__(self) -> str:
-        return f"num_requests={self._num_requests} num_tokens={self._num_tokens}"
