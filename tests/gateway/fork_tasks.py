@@ -6,11 +6,16 @@ from pathlib import Path
 
 from serving.gateway.forks.messages import Tasks
 
+# What a spec begins with whose start never ends; then comes the file of `_wait`.
+HANGING = b"hanging:"
+
 
 def tasks(spec: bytes) -> Tasks:
     """Returns the tasks."""
     if spec == b"broken":
         raise ValueError("broken on purpose")
+    if spec.startswith(HANGING):
+        _wait(spec.removeprefix(HANGING))
     return {
         "echo": lambda payload: spec + payload,
         "spin": _spin,

@@ -15,6 +15,7 @@ import pytest
 from serving.domain.errors import GatewayFaultError, NoTimeForRequestError
 from serving.gateway.forks.messages import ForkLimits, ForkOrder, ForkOutcome, framed, taken
 from serving.gateway.forks.server import ForkEndedError, ForkServer
+from tests.gateway.fork_tasks import HANGING
 
 pytestmark = pytest.mark.process
 
@@ -144,6 +145,24 @@ async def test_server_that_cannot_start_is_a_fault_of_ours(
     with pytest.raises(GatewayFaultError):
         await server.run("echo", b"", LIMITS)
     assert "broken on purpose" in caplog.text
+    await server.wait_closed()
+
+
+async def test_start_that_hangs_is_given_up_for_all_who_wait_and_then_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "pid"
+    specs = [HANGING + str(file).encode(), b"spec+"]
+    server = ForkServer("test", TASKS, lambda: specs.pop(0), start_s=10.0)
+    # Two of them have a place, and the others wait for one.
+    asked = [asyncio.create_task(server.run("echo", b"", LIMITS)) for _ in range(5)]
+    pid = await pid_in(file)
+    async with asyncio.timeout(DEADLINE_S):
+        told = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(each) for each in told] == [NoTimeForRequestError] * 5
+    assert caplog.text.count("fork_server_not_started_in_time name=test limit_s=10") == 1
+    assert await gone(pid)
+    assert await echoes(server)
     await server.wait_closed()
 
 

@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -34,6 +36,9 @@ _PROGRAM = "serving.gateway.forks.program"
 # Carried out at once, and waiting for that.
 _NUM_AT_ONCE, _NUM_WAITING = 2, 32
 _NUM_ATTEMPTS = 2
+# To import vLLM takes some 10 s of a core, and the process has a low priority: many times that is a
+# start that hangs.
+_START_S = 300.0
 # A fork has one thread, and what libraries think of the others that their parent had is wrong.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -55,35 +60,42 @@ class _ServerGoneError(Exception):
 class ForkServer:
     """Carries out orders of one kind of tasks."""
 
-    def __init__(self, name: str, tasks: str, spec: Callable[[], bytes]) -> None:
+    def __init__(
+        self, name: str, tasks: str, spec: Callable[[], bytes], start_s: float = _START_S
+    ) -> None:
         """Starts nothing yet. `name` is logged.
 
         `tasks` names a function that makes them (`module:name`) of what `spec` returns when the
-        process is started.
+        process is started, which has `start_s` to be ready.
         """
         self._name = name
         self._tasks = tasks
         self._spec = spec
+        self._start_s = start_s
         self._places = asyncio.Semaphore(_NUM_AT_ONCE)
         self._num_waiting = 0
         self._process: _ServerProcess | None = None
         self._starting = asyncio.Lock()
+        # Monotonic; when the last start was given up, if one ever was.
+        self._gave_up_s = -math.inf
 
     async def run(self, task: str, payload: bytes, limits: ForkLimits) -> bytes:
         """Returns what came of one order. An order whose caller is cancelled is ended.
 
         Raises:
             ForkEndedError: it was ended. Whoever sent it should ask for something simpler.
-            NoTimeForRequestError: too many wait already, or its time was over: the machine is busy.
-            GatewayFaultError: the process does not start, ended twice, or failed; it is logged.
+            NoTimeForRequestError: too many wait already, its time was over, or the process did not
+                start in time: the machine is busy.
+            GatewayFaultError: the process cannot start, ended twice, or failed; it is logged.
         """
         if self._num_waiting >= _NUM_WAITING:
             raise NoTimeForRequestError
+        asked_s = time.monotonic()
         self._num_waiting += 1
         try:
             async with self._places:
                 for _ in range(_NUM_ATTEMPTS):
-                    process = await self._running()
+                    process = await self._running(asked_s)
                     with contextlib.suppress(_ServerGoneError):
                         outcome = await process.carry_out(task, payload, limits)
                         return self._payload_of(outcome, task, limits)
@@ -121,12 +133,25 @@ class ForkServer:
             raise ForkEndedError(str(limits))
         return outcome.payload
 
-    async def _running(self) -> "_ServerProcess":
+    async def _running(self, asked_s: float) -> "_ServerProcess":
         async with self._starting:
+            # Whoever has waited through a start that was given up does not wait for another.
+            if self._gave_up_s > asked_s:
+                raise NoTimeForRequestError
             if self._process is None or self._process.is_over:
                 await self.wait_closed()
                 start = Start(self._tasks, self._spec())
-                self._process = await _ServerProcess.start(self._name, start)
+                try:
+                    async with asyncio.timeout(self._start_s):
+                        self._process = await _ServerProcess.start(self._name, start)
+                except TimeoutError:
+                    self._gave_up_s = time.monotonic()
+                    logger.error(
+                        "fork_server_not_started_in_time name=%s limit_s=%g",
+                        self._name,
+                        self._start_s,
+                    )
+                    raise NoTimeForRequestError from None
             return self._process
 
 
