@@ -26,6 +26,9 @@ from serving.tpu.published import PublishedFigure, Recipe, published_for, recipe
 from serving.tpu.requirements import EngineRequirements
 from serving.tpu.settings import Setting
 
+# Facts of the models in the shipped examples.
+SHIPPED_FACTS = Path(__file__).parent / "tpu" / "models"
+
 _CANNOT, _UNUSABLE = 1, 2
 # Of a recipe: sizes follow from the slice, and how long a request may be is the model's to say and
 # no tuning; recipes have the length of the load that they were measured with.

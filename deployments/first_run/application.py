@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
+from deployments.first_run.hosts.node_processes import processes_of_place
 from deployments.start.ports import free_ports
 from deployments.status.gateway import FleetUnavailableError, fetch_fleet
 from deployments.status.reports import ReportedFleet, parse_fleet
@@ -134,12 +135,8 @@ def is_running(application: ServedApplication) -> bool:
 
 
 def processes_of(application: ServedApplication) -> Iterator[psutil.Process]:
-    """Yields the processes on this machine of an application with a cluster of its own."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            where = process.environ().get("RAY_TMPDIR", "")
-            if where.startswith(f"{application.folder}/"):
-                yield process
+    """Returns the processes on this machine of an application with a cluster of its own."""
+    return processes_of_place(f"{application.folder}/")
 
 
 def stop_application(application: ServedApplication) -> None:

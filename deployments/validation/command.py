@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
+from deployments.engine_plan import SHIPPED_FACTS
 from deployments.validation.documents import read_folder
 from deployments.validation.sizes import model_sizes, size_problems, unknown_sizes
 from deployments.validation.validate import folder_problems
 
 _PROBLEMS, _UNUSABLE = 1, 2
-# Facts of the models in the shipped examples; a tree that was installed elsewhere has none.
-_FACTS = Path(__file__).resolve().parents[1] / "tpu" / "models"
 
 
 def validate_command(
@@ -37,7 +36,7 @@ def validate_command(
     """Check the manifests in DIR: do they agree with each other, and with the schemas?"""
     found, problems = read_folder(folder)
     problems += folder_problems(found)
-    size_of = model_sizes([*([models] if models is not None else []), _FACTS])
+    size_of = model_sizes([*([models] if models is not None else []), SHIPPED_FACTS])
     problems += dict.fromkeys(size_problems(found, size_of))
     for source in unknown_sizes(found, size_of):
         typer.echo(f"note: {source}: its size is not known here, so its hosts were not checked")

@@ -48,7 +48,7 @@ def find_generation_config(source: str) -> dict[str, Any] | None:
     Raises:
         ModelConfigUnreadableError: the file that was found is not JSON.
     """
-    beside = _folder(source)
+    beside = find_model_folder(source)
     path = None if beside is None else beside / _GENERATION
     return _mapping(path, _read(path)) if path is not None and path.is_file() else None
 
@@ -59,13 +59,13 @@ def find_weights_index(source: str) -> dict[str, Any] | None:
     Raises:
         ModelConfigUnreadableError: the file that was found is not JSON.
     """
-    beside = _folder(source)
+    beside = find_model_folder(source)
     path = None if beside is None else beside / _INDEX
     return _mapping(path, _read(path)) if path is not None and path.is_file() else None
 
 
-def _folder(source: str) -> Path | None:
-    """Returns the folder of a model, its own or the one in the cache."""
+def find_model_folder(source: str) -> Path | None:
+    """Returns a model's folder, its own or the one in the Hugging Face cache; `None` without."""
     own = Path(resolve_source(source))
     if own.is_dir():
         return own

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deployments.engine_plan import plan_deployment, plan_json
+from deployments.engine_plan import SHIPPED_FACTS, plan_deployment, plan_json
 from deployments.first_run.context import StageContext
 from deployments.first_run.hosts.reach import PYTHON, HostAnswer, hosts_of
 from deployments.first_run.order import RunStage
@@ -135,7 +135,7 @@ def hbm(context: StageContext) -> StageResult:
     if not model.config.is_on_tpu or model.slice is None:
         return skipped(RunStage.HBM, "no chips: there is no plan of their memory")
     plan = plan_deployment(
-        model.config, model.config.deployments[0], [context.file.parent / "models"]
+        model.config, model.config.deployments[0], [context.file.parent / "models", SHIPPED_FACTS]
     )
     context.keep("plan.json", json.dumps(plan_json(plan), indent=1))
     text = Path(context.served.log).read_text(errors="replace")

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from deployments.engine_plan import SHIPPED_FACTS
 from deployments.first_run.context import StageContext
+from deployments.first_run.hosts.memory import read_host_memory
 from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import COMPLETIONS, ask, greedy
 from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
+from deployments.first_run.stages.reference_size import no_room, reference_bytes
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.artifacts.object_store.address import is_bucket
 from serving.domain.models.engine_kind import EngineKind
@@ -22,15 +23,14 @@ _NUM_TOKENS = 32
 # What two ways of adding the same numbers may come to: an expectation of 2026-11-22.
 _NEAR_TIE_NATS = {"float32": 0.001}
 _NEAR_TIE_OTHERWISE_NATS = 0.1
-# What a reference needs beside its weights, at most.
-_MEMORY_FACTOR = 1.3
 
 
 def correctness(context: StageContext) -> StageResult:
     """Compares the answers to all prompts, token by token."""
     model = run_model(context)
     name = context.reference or model.config.source
-    reason = _no_reference(model, name)
+    dtype = str(model.engine_args.get("dtype", "auto"))
+    reason = _no_reference(model, name, dtype, context.file.parent)
     if reason is not None:
         return skipped(RunStage.CORRECTNESS, reason)
     replies = [
@@ -47,7 +47,6 @@ def correctness(context: StageContext) -> StageResult:
         return failed(RunStage.CORRECTNESS, f"{len(wrong)} requests were refused: {wrong[0]}")
     pairs = [_tokens(reply.body) for reply in replies]
     context.keep("answers.json", json.dumps({"prompts": PROMPTS, "pairs": pairs}, indent=1))
-    dtype = str(model.engine_args.get("dtype", "auto"))
     found = _gaps(name, dtype, pairs, context.left_s)
     context.keep("gaps.json", json.dumps(found, indent=1))
     if not isinstance(found, list):
@@ -56,17 +55,14 @@ def correctness(context: StageContext) -> StageResult:
     return judged(RunStage.CORRECTNESS, _measured(found, limit, name))
 
 
-def _no_reference(model: RunModel, name: str) -> str | None:
-    """Returns why no reference can be run; `None` if it can."""
+def _no_reference(model: RunModel, name: str, dtype: str, folder: Path) -> str | None:
+    """Returns why no reference can be run; `None` if it can. `folder` is that of the file."""
     if model.config.engine == EngineKind.PACED:
         return "a paced engine's tokens are made up"
     if is_bucket(name):
         return f"transformers reads no {name}: name a --reference that it can read"
-    need = sum(path.stat().st_size for path in Path(name).glob("*.safetensors")) * _MEMORY_FACTOR
-    free = psutil.virtual_memory().available
-    if need > free:
-        return f"{name} needs {need / 2**30:.0f} GiB of memory, and {free / 2**30:.0f} are free"
-    return None
+    weights_bytes = reference_bytes(name, dtype, [folder / "models", SHIPPED_FACTS])
+    return no_room(name, weights_bytes, read_host_memory().free_bytes)
 
 
 def _tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:

@@ -19,6 +19,7 @@ from deployments.first_run.application import (
 )
 from deployments.first_run.context import StageContext
 from deployments.first_run.hosts.kill import ENGINE_CORE
+from deployments.first_run.hosts.node_processes import OF_THIS_NODE
 from deployments.first_run.hosts.reach import PYTHON, hosts_of
 from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import StreamedAnswer, Streams
@@ -112,8 +113,8 @@ def _engine_ids(context: StageContext) -> set[str]:
 
 def _kill(context: StageContext) -> str | None:
     """Kills one engine core, and returns where; `None` if there is none on any host."""
-    folder = "-" if context.address is not None else f"{context.served.folder}/"
-    program = (PYTHON, "-m", "deployments.first_run.hosts.kill", ENGINE_CORE, folder)
+    place = OF_THIS_NODE if context.address is not None else f"{context.served.folder}/"
+    program = (PYTHON, "-m", "deployments.first_run.hosts.kill", ENGINE_CORE, place)
     hosts = hosts_of(context.address)
     # One at a time: only one may die.
     for host in [answer.host for answer in hosts.run((PYTHON, "-c", ""), _HOST_S)]:

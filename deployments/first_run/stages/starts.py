@@ -3,9 +3,6 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from deployments.first_run.application import (
     ServedApplication,
@@ -14,20 +11,20 @@ from deployments.first_run.application import (
     log_tail,
     next_folder,
     num_linked,
-    processes_of,
     start_application,
     stop_application,
 )
 from deployments.first_run.context import StageContext
+from deployments.first_run.hosts.node_processes import OF_THIS_NODE
+from deployments.first_run.hosts.reach import hosts_of
 from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import metric_sum
 from deployments.first_run.results import Measurement, StageResult, judged
+from deployments.first_run.stages.memory_watch import MemoryWatch
 from deployments.first_run.stages.served_models import run_model
 from deployments.status.reports import ReportedFleet
 
 _POLL_S = 1.0
-# Beyond it a larger batch or a longer prompt may end the process.
-_MOST_MEMORY_RATIO = 0.8
 _FEWEST_FOUND_RATIO = 0.9
 
 
@@ -56,18 +53,29 @@ def warm_start(context: StageContext) -> StageResult:
         measurements.append(Measurement("ready at the first start", "", f"{first:.1f} s"))
     found = metric_sum(application.url, "slicewise_programs_found_total")
     compiled = metric_sum(application.url, "slicewise_programs_compiled_total")
-    if found is not None and compiled is not None and found + compiled > 0:
-        ratio = found / (found + compiled)
-        has_cache = run_model(context).config.compile_cache is not None
-        measurements.append(
-            Measurement(
-                "programs found in the cache",
-                f"at least {_FEWEST_FOUND_RATIO:.0%}" if has_cache else "",
-                f"{ratio:.0%} of {found + compiled:.0f}",
-                is_met=ratio >= _FEWEST_FOUND_RATIO if has_cache else None,
-            )
-        )
+    has_cache = run_model(context).config.compile_cache is not None
+    measurements += found_in_cache(found, compiled, has_cache=has_cache)
     return judged(RunStage.WARM_START, measurements, ready_s=started.ready_s)
+
+
+def found_in_cache(
+    found: float | None, compiled: float | None, *, has_cache: bool
+) -> list[Measurement]:
+    """Returns how many of the programs of a start came from the cache. Pure.
+
+    It is judged where the model has a cache, and then a number that is not told is a fault. Engines
+    that compile nothing tell none: `found` and `compiled` are `None`.
+    """
+    what, expected = "programs found in the cache", f"at least {_FEWEST_FOUND_RATIO:.0%}"
+    if found is None or compiled is None:
+        return [Measurement(what, expected, "not told", is_met=False)] if has_cache else []
+    if not found + compiled:
+        return [Measurement(what, "", "none was needed")]
+    ratio = found / (found + compiled)
+    words = f"{ratio:.0%} of {found + compiled:.0f}"
+    if not has_cache:
+        return [Measurement(what, "", words)]
+    return [Measurement(what, expected, words, is_met=ratio >= _FEWEST_FOUND_RATIO)]
 
 
 def _start(context: StageContext, number: int) -> _Started:
@@ -76,17 +84,16 @@ def _start(context: StageContext, number: int) -> _Started:
     application = start_application(context.settings, folder, context.address)
     context.keep_application(application)
     wanted = run_model(context).num_engines
-    most_bytes = 0
+    place = OF_THIS_NODE if context.address is not None else f"{folder}/"
+    memory = MemoryWatch(hosts_of(context.address), place)
     reached_s: dict[str, float] = {}
     while (linked := num_linked(fleet := fleet_of(application))) < wanted:
         for state in _states(fleet):
             reached_s.setdefault(state, time.monotonic() - began_s)
-        most_bytes = max(most_bytes, _memory_bytes(application))
         if not is_running(application) or context.left_s < 0:
             break
         time.sleep(_POLL_S)
     ready_s = time.monotonic() - began_s
-    most_bytes = max(most_bytes, _memory_bytes(application))
     words = f"{linked} after {ready_s:.1f} s"
     if linked < wanted:
         words += f": {log_tail(application)}"
@@ -96,7 +103,7 @@ def _start(context: StageContext, number: int) -> _Started:
             Measurement(f"first engine seen {state}", "", f"after {at_s:.0f} s")
             for state, at_s in reached_s.items()
         ),
-        *_of_memory(most_bytes),
+        *memory.end(context.until_s),
     )
     return _Started(application, measurements, ready_s if linked >= wanted else None)
 
@@ -107,44 +114,3 @@ def _states(fleet: ReportedFleet | None) -> Iterator[str]:
         for engine in model.engines:
             if engine.state is not None:
                 yield engine.state
-
-
-def _memory_bytes(application: ServedApplication) -> int:
-    """Returns the resident memory of the application's processes here, shared pages twice."""
-    if application.address is not None:
-        return 0
-    total = 0
-    for process in processes_of(application):
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
-
-
-def _of_memory(most_bytes: int) -> list[Measurement]:
-    if not most_bytes:
-        return []
-    limit = _memory_limit_bytes()
-    ratio = most_bytes / limit
-    return [
-        Measurement(
-            "most resident memory of all processes",
-            f"below {_MOST_MEMORY_RATIO:.0%} of {limit / 2**30:.0f} GiB",
-            f"{most_bytes / 2**30:.1f} GiB",
-            is_met=ratio < _MOST_MEMORY_RATIO,
-        )
-    ]
-
-
-def _memory_limit_bytes() -> int:
-    """Returns what this machine, or the container on it, may use."""
-    total: int = psutil.virtual_memory().total
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (Path("/sys/fs/cgroup") / name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            return min(total, int(text))
-    return total

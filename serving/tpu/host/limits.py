@@ -79,7 +79,7 @@ def read_host_limits(
         transparent_hugepages=_chosen(root / _HUGEPAGES),
         cache_folder=folder,
         cache_free_bytes=_free_bytes(root / folder.removeprefix("/")),
-        memory_limit_bytes=_memory_limit(root),
+        memory_limit_bytes=memory_limit(root),
         omp_threads=environment.get("OMP_NUM_THREADS"),
     )
 
@@ -90,6 +90,15 @@ def cache_folder(environment: Mapping[str, str]) -> str:
         return home
     base = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/root')}/.cache"
     return f"{base}/huggingface"
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Returns the bytes that the container of this process may use; `None` without a limit."""
+    for name in _MEMORY_LIMITS:
+        limit = _number(root / name)
+        if limit is not None:
+            return limit if limit < _NO_LIMIT else None
+    return None
 
 
 def _may_lock_any(root: Path) -> bool:
@@ -129,14 +138,6 @@ def _free_bytes(folder: Path) -> int | None:
         except OSError:
             continue
         return found.f_bavail * found.f_frsize
-    return None
-
-
-def _memory_limit(root: Path) -> int | None:
-    for name in _MEMORY_LIMITS:
-        limit = _number(root / name)
-        if limit is not None:
-            return limit if limit < _NO_LIMIT else None
     return None
 
 
