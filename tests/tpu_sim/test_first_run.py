@@ -2,7 +2,9 @@
 
 Nodes are started as pods and TPU VMs start them, and the command runs on the head, which has no
 chips, as it does under a RayJob. The chips and the kernels for them are replaced as elsewhere in
-this folder; so memory, throughput and what chips report are skipped.
+this folder; so memory, throughput and what chips report are skipped. On one host engines warm up
+whole, as on a TPU host, and keep their programs: that no program is compiled while serving and that
+the second start finds them is judged there. On two hosts, which have no warm-up, both are recorded.
 """
 
 import json
@@ -14,7 +16,9 @@ import pytest
 import yaml
 
 from deployments.first_run.order import RunStage
-from deployments.first_run.runner import TEXT_PAGE
+from deployments.first_run.runner import RESULT_FILE, TEXT_PAGE
+from deployments.first_run.stages.load import LATE_PROGRAMS
+from deployments.first_run.stages.starts import FOUND_PROGRAMS
 from deployments.simulation.hosts.namespaces import Hosts, check_permitted
 from deployments.simulation.plan import SimulatedSlices
 from serving.config.slice_spec import RUN_DIR_VARIABLE
@@ -33,6 +37,8 @@ START_S = 900.0
 # Of a machine with much other work; the deadlines are meant for a TPU host.
 PATIENCE = 5
 SKIPPED = {RunStage.HBM, RunStage.THROUGHPUT}
+# As `test_late_programs` has it: tpu-inference takes bfloat16 for granted when it warms up.
+WARMED_UP = ENGINE_ARGS | {"dtype": "bfloat16"}
 
 
 def slices_of(topology: str) -> SimulatedSlices:
@@ -41,14 +47,20 @@ def slices_of(topology: str) -> SimulatedSlices:
     )
 
 
-def config(models: TinyModels, slices: SimulatedSlices) -> dict[str, Any]:
-    """The file as a user writes it."""
+def config(
+    models: TinyModels, slices: SimulatedSlices, programs: Path | None = None
+) -> dict[str, Any]:
+    """The file as a user writes it.
+
+    `programs` is the folder of a store and of a host's programs, for an engine that warms up whole.
+    """
     structured = {"backend": "xgrammar", "disable_any_whitespace": True}
+    engine_args = ENGINE_ARGS if programs is None else WARMED_UP
     served = {
         "name": LLAMA,
         "source": models.path(LLAMA),
         "engine": "vllm-tpu",
-        "engine_args": ENGINE_ARGS | {"structured_outputs_config": structured},
+        "engine_args": engine_args | {"structured_outputs_config": structured},
         "deployments": [
             {
                 "compute_class": slices.compute_class,
@@ -60,9 +72,21 @@ def config(models: TinyModels, slices: SimulatedSlices) -> dict[str, Any]:
             }
         ],
     }
+    if programs is not None:
+        served["compile_cache"] = {
+            "store": str(programs / "store"),
+            "local_dir": str(programs / "host"),
+        }
     # Steps that compile take seconds here.
     args = application_args(served, link={}, health={"hang_timeout_s": 60.0})
     return serve_config(args, port=8000)
+
+
+def judgement(out: Path, stage: RunStage, what: str) -> bool | None:
+    """Whether a stage met an expectation; `None`: it has only recorded it."""
+    found = json.loads((out / stage / RESULT_FILE).read_text())["measurements"]
+    (is_met,) = (each["is_met"] for each in found if each["what"] == what)
+    return is_met
 
 
 @pytest.mark.parametrize(("topology", "num_hosts"), [("2x2", 1), ("2x4", 2)])
@@ -77,8 +101,10 @@ def test_every_stage_passes(
     with skipped_where_refused():
         check_permitted()
     slices, out = slices_of(topology), tmp_path / "out"
+    is_warmed_up = num_hosts == 1
     file = tmp_path / "serve_config.yaml"
-    file.write_text(yaml.safe_dump(config(models, slices)))
+    programs = tmp_path / "programs" if is_warmed_up else None
+    file.write_text(yaml.safe_dump(config(models, slices, programs)))
     with Hosts() as network:
         names = ["head", *(f"host-{number}" for number in range(num_hosts))]
         head, *slice_hosts = [network.add(name) for name in names]
@@ -86,6 +112,10 @@ def test_every_stage_passes(
             caches, slices.chips_per_host
         )
         environment["PYTHONPATH"] = str(PROJECT_ROOT)
+        if is_warmed_up:
+            environment["SKIP_JAX_PRECOMPILE"] = "0"
+            # The cache of the file has its place.
+            environment.pop("VLLM_XLA_CACHE_PATH")
         nodes = RayNodes(head, environment, tmp_path)
         nodes.start_head(START_S)
         own = {SIMULATED_VARIABLE: "1", RUN_DIR_VARIABLE: str(network.folder / "run")}
@@ -98,13 +128,26 @@ def test_every_stage_passes(
             code = run.wait()
     page = (out / TEXT_PAGE).read_text()
     results = {
-        stage: json.loads((out / stage / "result.json").read_text())["outcome"]
-        for stage in RunStage
+        stage: json.loads((out / stage / RESULT_FILE).read_text())["outcome"] for stage in RunStage
     }
     wanted = {stage: "skipped" if stage in SKIPPED else "passed" for stage in RunStage}
     assert (code, results) == (0, wanted), page
+    judged = {
+        what: judgement(out, stage, what)
+        for stage, what in (
+            (RunStage.MIXED_LOAD, LATE_PROGRAMS),
+            (RunStage.WARM_START, FOUND_PROGRAMS),
+        )
+    }
+    assert set(judged.values()) == {True if is_warmed_up else None}, (judged, page)
     evidence.placed(
         f"`slicewise first-run` on a slice v6e {topology} of {num_hosts} host(s) in namespaces of "
         "their own, from a head without chips: every stage passed but those of memory and "
         "throughput, which are skipped"
+        + (
+            "; no program was compiled under its mixed load, and the second start found those of "
+            "the first"
+            if is_warmed_up
+            else ""
+        )
     )

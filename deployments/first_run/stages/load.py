@@ -18,6 +18,7 @@ from serving.tpu.published import PublishedFigure, published_for
 
 _CHAT = "/v1/chat/completions"
 _LATE = "slicewise_programs_late_total"
+LATE_PROGRAMS = "programs compiled while serving"
 _IS_COLD = (
     PYTHON,
     "-c",
@@ -112,7 +113,7 @@ def _of_kind(name: str, replies: list[tuple[str, HttpAnswer]]) -> Measurement:
 
 def _late_programs(context: StageContext, before: float | None) -> Measurement:
     after = metric_sum(context.served.url, _LATE)
-    what = "programs compiled while serving"
+    what = LATE_PROGRAMS
     if before is None or after is None:
         return Measurement(what, "", f"not told ({_LATE}: engines on TPU only)")
     if any(answer.status == 0 for answer in hosts_of(context.address).run(_IS_COLD, 30)):

@@ -25,6 +25,9 @@ from deployments.first_run.stages.served_models import run_model
 from deployments.status.reports import ReportedFleet
 
 _POLL_S = 1.0
+# An engine reports a moment after it is ready.
+_REPORTED_S = 15.0
+FOUND_PROGRAMS = "programs found in the cache"
 _FEWEST_FOUND_RATIO = 0.9
 
 
@@ -51,11 +54,25 @@ def warm_start(context: StageContext) -> StageResult:
     first = context.earlier[RunStage.COLD_START].facts.get("ready_s")
     if first is not None:
         measurements.append(Measurement("ready at the first start", "", f"{first:.1f} s"))
-    found = metric_sum(application.url, "slicewise_programs_found_total")
-    compiled = metric_sum(application.url, "slicewise_programs_compiled_total")
-    has_cache = run_model(context).config.compile_cache is not None
-    measurements += found_in_cache(found, compiled, has_cache=has_cache)
+    if started.ready_s is not None:
+        has_cache = run_model(context).config.compile_cache is not None
+        measurements += found_in_cache(*_programs(context, application), has_cache=has_cache)
     return judged(RunStage.WARM_START, measurements, ready_s=started.ready_s)
+
+
+def _programs(
+    context: StageContext, application: ServedApplication
+) -> tuple[float | None, float | None]:
+    """Returns how many programs were found and how many compiled; `None`: not told."""
+    until_s = time.monotonic() + min(_REPORTED_S, context.left_s)
+    is_told = run_model(context).config.is_on_tpu
+    while True:
+        found = metric_sum(application.url, "slicewise_programs_found_total")
+        compiled = metric_sum(application.url, "slicewise_programs_compiled_total")
+        is_here = found is not None and compiled is not None
+        if is_here or not is_told or time.monotonic() > until_s:
+            return found, compiled
+        time.sleep(_POLL_S)
 
 
 def found_in_cache(
@@ -66,7 +83,7 @@ def found_in_cache(
     It is judged where the model has a cache, and then a number that is not told is a fault. Engines
     that compile nothing tell none: `found` and `compiled` are `None`.
     """
-    what, expected = "programs found in the cache", f"at least {_FEWEST_FOUND_RATIO:.0%}"
+    what, expected = FOUND_PROGRAMS, f"at least {_FEWEST_FOUND_RATIO:.0%}"
     if found is None or compiled is None:
         return [Measurement(what, expected, "not told", is_met=False)] if has_cache else []
     if not found + compiled:
