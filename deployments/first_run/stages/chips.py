@@ -15,13 +15,19 @@ from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, judged, skipped
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.config.slices import SliceConfig
+from serving.slices.probe import SIMULATED_VARIABLE
 from serving.tpu.chips import METRICS_PORTS, metrics_ports
 
 _CAPTURE = (PYTHON, "-m", "deployments.first_run.hosts.capture_here")
 _CAPTURE_S = 15.0
 _ASKED_S = 30.0
-# Whether a host's chips are made up; see `serving.engine.tpu_sim`.
-_IS_SIMULATED = (PYTHON, "-c", "import os, sys; sys.exit('SLICEWISE_TPU_SIM' not in os.environ)")
+# Whether a host's chips are made up: by `serving.engine.tpu_sim`, or for the probe alone.
+_IS_SIMULATED = (
+    PYTHON,
+    "-c",
+    "import os, sys; sys.exit(os.environ.keys().isdisjoint("
+    f"('SLICEWISE_TPU_SIM', '{SIMULATED_VARIABLE}')))",
+)
 _NUM_STREAMS, _NUM_TOKENS = 8, 128
 _DUTY, _USED, _CHIPS = "tpu_duty_cycle_ratio", "tpu_hbm_used_bytes", "tpu_chips_detected"
 # As vLLM's own log has it, once an engine.

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,14 +15,16 @@ from deployments.first_run.requests.asking import COMPLETIONS, HttpAnswer, ask, 
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.tpu.published import PublishedFigure, published_for
+from serving.tpu.requirements import is_on
 
 _CHAT = "/v1/chat/completions"
 _LATE = "slicewise_programs_late_total"
 LATE_PROGRAMS = "programs compiled while serving"
-_IS_COLD = (
+_SKIP = "SKIP_JAX_PRECOMPILE"
+_TELL_SKIP = (
     PYTHON,
     "-c",
-    "import os, sys; sys.exit(os.environ.get('SKIP_JAX_PRECOMPILE', '0') in ('', '0'))",
+    f"import json, os; print(json.dumps({{'set': os.environ.get({_SKIP!r}, '')}}))",
 )
 _ROUNDS = 2
 _SCHEMA = {
@@ -63,7 +65,7 @@ def mixed_load(context: StageContext) -> StageResult:
     ]
     context.keep("replies.json", json.dumps(told, indent=1))
     measurements = [_of_kind(kind.name, replies) for kind in kinds]
-    measurements.append(_late_programs(context, late_before))
+    measurements.append(_late_programs(context, model, late_before))
     return judged(RunStage.MIXED_LOAD, measurements)
 
 
@@ -111,15 +113,31 @@ def _of_kind(name: str, replies: list[tuple[str, HttpAnswer]]) -> Measurement:
     return Measurement(name, expected, f"{words}, at most {longest_s:.2f} s", is_met=is_met)
 
 
-def _late_programs(context: StageContext, before: float | None) -> Measurement:
+def _late_programs(context: StageContext, model: RunModel, before: float | None) -> Measurement:
     after = metric_sum(context.served.url, _LATE)
     what = LATE_PROGRAMS
     if before is None or after is None:
+        if model.config.is_on_tpu:
+            return Measurement(what, "0", f"not told ({_LATE})", is_met=False)
         return Measurement(what, "", f"not told ({_LATE}: engines on TPU only)")
-    if any(answer.status == 0 for answer in hosts_of(context.address).run(_IS_COLD, 30)):
-        words = f"{after - before:.0f}, because SKIP_JAX_PRECOMPILE switches the warm-up off"
+    told = [answer.last_json() or {} for answer in hosts_of(context.address).run(_TELL_SKIP, 30)]
+    switch = no_warm_up(model, [each.get("set", "") for each in told])
+    if switch is not None:
+        words = f"{after - before:.0f}, because {switch} switches the warm-up off"
         return Measurement(what, "", words)
     return Measurement(what, "0", f"{after - before:.0f}", is_met=after == before)
+
+
+def no_warm_up(model: RunModel, on_hosts: Sequence[str]) -> str | None:
+    """Returns what keeps engines from compiling before they are ready; `None`: nothing. Pure.
+
+    `on_hosts` is what each host has for `SKIP_JAX_PRECOMPILE`; that of the file goes before it.
+    """
+    if model.engine_args.get("enforce_eager") is True:
+        return "enforce_eager"
+    given = model.config.engine_env.get(_SKIP)
+    values = on_hosts if given is None else [given]
+    return _SKIP if any(is_on({_SKIP: value}, _SKIP) for value in values) else None
 
 
 def throughput(context: StageContext) -> StageResult:
@@ -147,14 +165,19 @@ def throughput(context: StageContext) -> StageResult:
 
 
 def published_figure(model: RunModel) -> PublishedFigure | str:
-    """Returns what others have published for all engines of a slice, or why nothing holds. Pure."""
+    """Returns what others have published for all engines of a model, or why nothing holds. Pure."""
     if model.slice is None or not model.config.is_on_tpu:
         return "no chips: no published figure holds here"
-    shape, num_engines = model.slice.engine_shape, model.slice.num_engines
+    deployments = model.config.deployments
+    if len(deployments) > 1:
+        return f"{len(deployments)} deployments: no published figure holds for several together"
+    shape = model.slice.engine_shape
+    # Of a deployment that scales one at least takes requests.
+    num_engines = max(1, deployments[0].replicas or 0) * model.slice.num_engines
     figure = published_for(model.config.source, shape.generation, shape.num_chips)
     if isinstance(figure, str):
         return figure
-    # It is of one engine; those that share a slice do as much each.
+    # It is of one engine; all others do as much each.
     return replace(
         figure,
         requests_per_s=num_engines * figure.requests_per_s,

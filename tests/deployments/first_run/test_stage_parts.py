@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,16 +25,20 @@ from deployments.first_run.requests.asking import StreamedAnswer
 from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.stages.chips import measured_on_host
 from deployments.first_run.stages.hosts import different
-from deployments.first_run.stages.load import published_figure
+from deployments.first_run.stages.load import no_warm_up, published_figure
 from deployments.first_run.stages.losses import first_gap
 from deployments.first_run.stages.served_models import RunModel
 from serving.config.check import check_serve_config
 from serving.config.models import ModelConfig
 from serving.config.slices import SliceConfig
 from serving.domain.inventory import SLICE_NAME_LABEL, WORKER_ID_LABEL
-from serving.tpu.published import published_for
+from serving.tpu.published import PublishedFigure, published_for
 
 ROOT = Path(__file__).parents[3]
+CHIP: dict[str, Any] = {
+    "compute_class": "spot",
+    "slice": {"generation": "v6e", "topology": "1x1"},
+}
 SLEEP = str(shutil.which("sleep"))
 SHIPPED = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
 
@@ -211,6 +216,52 @@ def test_every_chip_of_engines_that_share_a_host_has_to_be_in_use() -> None:
     # One engine of a large model may well leave a chip alone, as far as is known.
     assert missed(captured([1e9]), SliceConfig(generation="v6e", topology="2x4")) == []
     assert missed(captured([1e9]), None) == []
+
+
+def figure_of(*deployments: dict[str, Any]) -> PublishedFigure | str:
+    source = "meta-llama/Llama-3.1-8B-Instruct"
+    config = ModelConfig(name="m", source=source, engine="vllm-tpu", deployments=[*deployments])
+    return published_figure(RunModel("m", config, 1))
+
+
+def test_published_figure_counts_for_each_replica() -> None:
+    figure = figure_of(CHIP | {"replicas": 3})
+    assert not isinstance(figure, str)
+    assert figure.requests_per_s == pytest.approx(3 * 10.77)
+    assert figure.concurrency == 3 * 128
+    assert figure_of(CHIP, CHIP | {"compute_class": "reserved"}) == (
+        "2 deployments: no published figure holds for several together"
+    )
+
+
+def test_page_names_the_shipped_files_that_have_a_published_figure() -> None:
+    named = set()
+    for path in sorted((ROOT / "deployments/tpu").glob("*.yaml")):
+        checked = check_serve_config(yaml.safe_load(path.read_text()), None)
+        for config in checked.applications.values():
+            model = RunModel(config.models[0].name, config.models[0], 1)
+            if not isinstance(published_figure(model), str):
+                named.add(path.name)
+    assert named
+    page = (ROOT / "docs/operate/first-run.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `throughput` |"))
+    assert set(re.findall(r"`([\w.-]+\.yaml)`", row)) == named
+
+
+def warm_up_of(*on_hosts: str, **changes: Any) -> str | None:
+    config = ModelConfig(
+        name="m", source="models/slicewise-demo", engine="vllm-tpu", deployments=[CHIP], **changes
+    )
+    return no_warm_up(RunModel("m", config, 1), on_hosts)
+
+
+def test_late_programs_are_judged_where_engines_warm_up() -> None:
+    assert warm_up_of("", "0") is None
+    assert warm_up_of("0", "1") == "SKIP_JAX_PRECOMPILE"
+    assert warm_up_of("", engine_env={"SKIP_JAX_PRECOMPILE": "1"}) == "SKIP_JAX_PRECOMPILE"
+    # What the file says goes before what the host has.
+    assert warm_up_of("1", engine_env={"SKIP_JAX_PRECOMPILE": "0"}) is None
+    assert warm_up_of("", engine_args={"enforce_eager": True}) == "enforce_eager"
 
 
 def test_published_figure_of_a_part_counts_for_each_engine_on_a_slice() -> None:
