@@ -124,13 +124,17 @@ def _compare(before: Path, after: Path) -> None:
 
 
 def _where(out: str, evidence: EvidenceFolder) -> str:
-    """Returns where the archive is: here, if the bucket does not have all of it."""
-    if not is_bucket(out):
+    """Returns where the archive is: elsewhere on this machine, if `out` does not have all of it."""
+    if is_bucket(out):
+        if not evidence.faults:
+            shutil.rmtree(evidence.folder, ignore_errors=True)
+            return f"{out.rstrip('/')}/{ARCHIVE}"
+    elif evidence.has_archive:
         return f"{out}/{ARCHIVE}"
-    if evidence.faults:
-        return f"{evidence.folder}/{ARCHIVE}, because {out} does not have all of it"
-    shutil.rmtree(evidence.folder, ignore_errors=True)
-    return f"{out.rstrip('/')}/{ARCHIVE}"
+    path = evidence.folder / ARCHIVE if evidence.has_archive else evidence.archive_elsewhere()
+    if path is None:
+        return f"what is in {evidence.folder}: there is no room for an archive"
+    return f"{path}, because {out} does not have all of it"
 
 
 def _interrupt(number: int, _frame: object) -> None:

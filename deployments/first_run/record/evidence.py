@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -90,6 +91,23 @@ class EvidenceFolder:
             self._put_here(ARCHIVE, _archived(here))
         self.sync()
         return self.folder / ARCHIVE if ARCHIVE not in self._faults else None
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether the folder has an archive."""
+        return ARCHIVE in self._contents and ARCHIVE not in self._faults
+
+    def archive_elsewhere(self) -> Path | None:
+        """Writes the archive below the machine's temporary folder; `None`: no room there either.
+
+        It has everything, because what is written is kept until the end.
+        """
+        try:
+            path = Path(tempfile.mkdtemp(prefix="first-run-")) / ARCHIVE
+            _write(path, _archived(self._contents))
+        except OSError:
+            return None
+        return path
 
     def close(self) -> None:
         """Gives the reserve back."""

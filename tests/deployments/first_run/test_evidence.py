@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,27 @@ def test_store_that_is_away_is_a_fault_until_it_has_all_that_was_written(tmp_pat
     assert run.faults == ()
     assert (bucket / "doctor/result.json").read_text() == "first"
     assert (bucket / "probe/result.json").read_text() == "second"
+
+
+def test_archive_that_the_folder_does_not_take_is_written_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = evidence(tmp_path / "run")
+    run.write("doctor/result.json", "first")
+    (tmp_path / "run" / ARCHIVE).mkdir()  # as good as no room
+    assert run.archive() is None
+    assert not run.has_archive
+    path = run.archive_elsewhere()
+    assert path is not None
+    assert path.is_relative_to(tmp_path)
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == ["first-run/doctor/result.json"]
+    (tmp_path / "run" / ARCHIVE).rmdir()
+    assert run.archive() == tmp_path / "run" / ARCHIVE
+    assert run.has_archive
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert run.archive_elsewhere() is None
 
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
