@@ -13,6 +13,7 @@ from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.model_version import ModelVersion
 from serving.gateway.telemetry.request_story import (
     MAX_EVENTS,
+    Because,
     EngineChoice,
     RequestStories,
     RequestStory,
@@ -72,6 +73,7 @@ async def test_waits_engines_and_moves_are_told_in_their_order_with_reasons() ->
     assert waits["reason"] == "no engine has room for it"
     assert (to_first["engine_id"], to_second["engine_id"]) == ("e1", "e2")
     assert (to_first["engines"], to_first["in_flight"]) == (1, 0)
+    assert to_first["because"] == to_second["because"] == "only_one"
     assert (left["cause"], left["reason"]) == ("lost", "its host is gone")
     # One has been emitted, and has to be computed again with the prompt.
     assert to_second["tokens"] == to_first["tokens"] + left["emitted_tokens"]
@@ -144,7 +146,17 @@ def test_events_have_a_bound_and_what_is_left_out_is_counted() -> None:
 
 
 def test_what_was_known_of_a_cache_is_told_and_what_was_not_is_none() -> None:
-    assert EngineChoice("fewest in flight (0)", 1).facts()["expected_cached_tokens"] is None
-    assert (
-        EngineChoice("soonest there", 1, expected_cached=0).facts()["expected_cached_tokens"] == 0
-    )
+    unknown = EngineChoice(Because.CACHED, 2)
+    assert unknown.facts()["expected_cached_tokens"] is None
+    assert unknown.reason == "for what it most likely has cached"
+    known = EngineChoice(Because.CACHED, 2, expected_cached=0)
+    assert known.facts()["expected_cached_tokens"] == 0
+    assert known.reason == "for what it has cached (0 tokens)"
+
+
+@pytest.mark.parametrize("because", Because)
+def test_every_reason_has_words_of_its_own(because: Because) -> None:
+    reasons = [EngineChoice(each, 2).reason for each in Because]
+    assert len(set(reasons)) == len(Because)
+    facts = EngineChoice(because, 2).facts()
+    assert (facts["because"], facts["reason"] in reasons) == (because.value, True)

@@ -201,7 +201,7 @@ async def test_one_request_is_one_tree_of_spans() -> None:
         "slicewise.sequence_id": sequence_id,
         "slicewise.attempt": 1,
         "slicewise.engines": 1,
-        "slicewise.route": "fewest in flight (0)",
+        "slicewise.route": "no other engine can have it now",
         "slicewise.engine_id": "e1",
         "slicewise.compute_class": "spot",
         "slicewise.slice": "slice-1",

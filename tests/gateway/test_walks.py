@@ -36,6 +36,7 @@ BESIDE = {
     "serving/domain/usage/tenant_shares.py",
     "serving/gateway/dispatch/batch_work.py",
     "serving/gateway/dispatch/choice/cache_index.py",
+    "serving/gateway/dispatch/choice/costs.py",
     "serving/gateway/dispatch/choice/engine_roster.py",
     "serving/gateway/dispatch/choice/popular.py",
     "serving/gateway/dispatch/deadlines.py",

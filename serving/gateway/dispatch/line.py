@@ -19,7 +19,7 @@ from serving.gateway.dispatch.full_time import FullTime
 from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.requests import Account, EngineConnection, InFlightRequest
 from serving.gateway.dispatch.waiting import WaitingRequests
-from serving.gateway.telemetry.request_story import EngineChoice
+from serving.gateway.telemetry.request_story import Because, EngineChoice
 
 # So many of those that wait first are looked at for one that an engine has room for: the others
 # would overtake too many.
@@ -153,22 +153,25 @@ class RequestLine:
         self._are_full = self._is_short = False
         while (request := self._waiting.first_except(passed, shut)) is not None:
             route, need = self._engines.route(request, asyncio.get_running_loop().time())
-            if route.engine_id is not None:
+            if route.engine_id is not None and route.because is not None:
                 connection = self._engines.connections[route.engine_id]
                 num_engines = len(self._engines.connections)
-                choice = choice_of(connection, need, route.reason, num_engines)
+                has_waited = request.awaited_id == route.engine_id
+                because = Because.WAITED if has_waited else route.because
+                choice = choice_of(connection, need, because, num_engines)
                 request.first_token_cost = route.first_token_cost
                 self._leave(request, connection, need)
                 self._owner.give(request, connection, need, choice)
                 continue
-            self._why_waiting = route.reason
+            self._why_waiting = route.why_waiting
+            request.awaited_id = route.awaited_id
             self._are_full = route.is_kept or not route.is_open_to_others
             self._is_short |= not (route.is_open_to_others or request.is_batch)
             if route.is_kept and len(shut) < _MOST_SHUT:
                 shut.add(request.account)
                 continue
             passed.add(request.request_id)
-            num_passed += not (request.needs_isolation or route.is_for_cache)
+            num_passed += not (request.needs_isolation or route.awaited_id)
             is_enough = num_passed >= _MAX_PASSED or len(passed) >= _MAX_WAITING_FOR_CACHE
             if not route.is_open_to_others or is_enough:
                 break
@@ -229,7 +232,7 @@ class RequestLine:
             self._shares.has_turn(request.account, request.charged, request.weight)
         if (request.waiting_since_s or 0.0) < now_s and self._are_lengths_known:
             self._forecast.rate.took(request, self._line_work(request))
-        request.waiting_since_s = None
+        request.waiting_since_s = request.awaited_id = None
 
     def _end_waiting(self, requests: list[InFlightRequest]) -> None:
         """Fails those that have waited as long as they may."""

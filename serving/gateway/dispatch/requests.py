@@ -83,6 +83,7 @@ class InFlightRequest:
     first_token_cost: int = 0  # at its engine, as it was when it went there; see `routing`
     num_taken_back: int = 0  # how often it has left an engine that was late to begin it
     waiting_since_s: float | None = None
+    awaited_id: str | None = None  # while it waits for this one engine, see `routing.Route`
     is_isolated: bool = False
     num_cached: int = 0  # tokens of the prompt that were in the cache of its first token's engine
     charged: float | None = None  # work that its tenant was charged for it; `None` before its turn

@@ -7,6 +7,7 @@ Owns what is kept of a request, and of how many of them. Does not own when somet
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 # Of some 2 KB each. At 50 requests a second they are those of the last minute and a half.
@@ -18,25 +19,62 @@ MAX_EVENTS = 48
 Fact = str | int | float | bool | None
 
 
+class Because(StrEnum):
+    """What decided that it was this engine, among those that were compared."""
+
+    ONLY_ONE = "only_one"  # no other could have it: of room, drains and suspects
+    CACHED = "cached"  # another had no more to do, but less of it cached
+    SPREAD = "spread"  # without the wish for one copy more, another would have had it
+    LEAST_TO_DO = "least_to_do"  # another one's line of prompts was longer
+    FEWEST_IN_FLIGHT = "fewest_in_flight"  # no line was longer, but another had more sequences
+    LEAST_USED = "least_used"  # as good as the others
+    WAITED = "waited"  # it had waited for this one, though another had room
+
+
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine that was chosen, and what was known then.
+    """An engine that was chosen, why, and what was known then.
 
-    The `reason` is in words. Of the request's `num_tokens` the gateway expected `expected_cached`
-    in the engine's prefix cache; `None` if it knows nothing of that. `line_tokens`, prompts in
-    line, and `num_in_flight`, sequences, were there before it.
+    Of the request's `num_tokens` the gateway expected `expected_cached` in the engine's prefix
+    cache; `None` if it knows nothing of that. `line_tokens`, prompts in line, and `num_in_flight`,
+    sequences, were there before it.
     """
 
-    reason: str
+    because: Because
     num_engines: int
     num_tokens: int = 0
     expected_cached: int | None = None
     line_tokens: int = 0
     num_in_flight: int = 0
 
+    @property
+    def reason(self) -> str:
+        """Why, in words. Put together only when it is read."""
+        match self.because:
+            case Because.ONLY_ONE:
+                return "no other engine can have it now"
+            case Because.CACHED if self.expected_cached is None:
+                return "for what it most likely has cached"
+            case Because.CACHED:
+                return f"for what it has cached ({self.expected_cached} tokens)"
+            case Because.SPREAD:
+                return "one more copy of a popular beginning"
+            case Because.LEAST_TO_DO:
+                return (
+                    f"least to do there ({self.line_tokens} tokens in line, "
+                    f"{self.num_in_flight} sequences)"
+                )
+            case Because.FEWEST_IN_FLIGHT:
+                return f"fewest in flight ({self.num_in_flight})"
+            case Because.LEAST_USED:
+                return "as good as others, and the least used so far"
+            case Because.WAITED:
+                return "it waited for this one, where it takes less"
+
     def facts(self) -> dict[str, Fact]:
         """Returns what a story says of it."""
         return {
+            "because": str(self.because),
             "reason": self.reason,
             "engines": self.num_engines,
             "tokens": self.num_tokens,

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.status.explain import Story, find_story, story_lines
 from deployments.status.gateway import FleetUnavailableError
-from serving.gateway.telemetry.request_story import EngineChoice, RequestStory
+from serving.gateway.telemetry.request_story import Because, EngineChoice, RequestStory
 
 
 def of_gateways(*names: str, knows: str = "") -> Callable[[], str]:
@@ -49,13 +49,13 @@ def told() -> list[str]:
     story = RequestStory("mine", "/v1/completions", "demo", "acme", "standard", 10.0)
     story.tell("admitted", 10.001)
     story.tell("waits", 10.002, sequence=0, reason="no engine has room for it")
-    choice = EngineChoice("soonest there (512 tokens cached)", 4, 700, 512, 300, 7)
+    choice = EngineChoice(Because.CACHED, 4, 700, 512, 300, 7)
     engine = {"engine_id": "e1", "compute_class": "spot", "slice": "a-0"}
     story.tell("dispatched", 10.5, sequence=0, **engine, **choice.facts())
     story.tell("found_cached", 10.6, sequence=0, tokens=512)
     story.tell("first_token", 10.6, sequence=0)
     story.tell("left", 11.0, sequence=0, cause="lost", reason="silent", emitted_tokens=20)
-    choice = EngineChoice("fewest in flight (0)", 3, 720)
+    choice = EngineChoice(Because.LEAST_TO_DO, 3, 720, line_tokens=40, num_in_flight=5)
     engine = {"engine_id": "e2", "compute_class": "reserved", "slice": None}
     story.tell("dispatched", 11.0, sequence=0, **engine, **choice.facts())
     story.tell("goes_on", 11.25, sequence=0, paused_s=0.25)
@@ -74,13 +74,14 @@ def test_a_story_is_told_in_words() -> None:
         "AFTER SEQUENCE WHAT",
         "0.001 s admitted",
         "0.002 s 0 waits: no engine has room for it",
-        "0.500 s 0 goes to e1 (spot, slice a-0): soonest there (512 tokens cached); 700 tokens, 512"
-        " of them cached; before it 300 tokens in line and 7 sequences; 4 engines",
+        "0.500 s 0 goes to e1 (spot, slice a-0): for what it has cached (512 tokens); 700 tokens,"
+        " 512 of them cached; before it 300 tokens in line and 7 sequences; 4 engines",
         "0.600 s 0 512 tokens were in the engine's cache",
         "0.600 s 0 first token",
         "1.000 s 0 leaves its engine (lost: silent) after 20 tokens",
-        "1.000 s 0 goes to e2 (reserved): fewest in flight (0); 720 tokens, nothing known of its"
-        " cache; before it 0 tokens in line and 0 sequences; 3 engines",
+        "1.000 s 0 goes to e2 (reserved): least to do there (40 tokens in line, 5 sequences); 720"
+        " tokens, nothing known of its cache; before it 40 tokens in line and 5 sequences; 3"
+        " engines",
         "1.250 s 0 goes on, after a pause of 0.250 s",
         "2.000 s 0 ended, stop, with 64 tokens",
         "2.000 s answered 200",

@@ -10,6 +10,7 @@ from serving.gateway.dispatch.choice.engine_table import EngineColumns
 from serving.gateway.dispatch.choice.few_engines import EngineView, choose_of_few
 from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
 from serving.gateway.dispatch.known_room import Need
+from serving.gateway.telemetry.request_story import Because
 
 # All engines are compared of so many at most.
 ALL_COMPARED = 8
@@ -56,6 +57,10 @@ class Engine:
         later = need.num_expected * SEQUENCE_TOKENS * self.num_in_flight
         return self.first_token_cost(computed) + FOR_OTHERS * computed + later
 
+    def busy(self, need: Need) -> int:
+        """What it has to do besides."""
+        return self.backlog_tokens + need.num_expected * SEQUENCE_TOKENS * self.num_in_flight
+
     def rank(self, need: Need, spread_tokens: int) -> tuple[int, int, int, str]:
         cost = self.cost(need, spread_tokens) // SAME_TOKENS
         return cost, self.num_in_flight, self.num_dispatched, self.engine_id
@@ -85,31 +90,47 @@ def plainly(
     candidates = candidates or [engine for engine in engines if not engine.is_leaving]
     candidates = [engine for engine in candidates if not engine.is_late] or candidates
     if not candidates:
-        return Route(None, "no engine is ready")
+        return Route.wait("no engine is ready")
     if needs_isolation:
         candidates = [engine for engine in candidates if not engine.has_isolated]
         if not candidates:
-            return Route(None, "every engine has an isolated request", is_open_to_others=True)
+            return Route.wait("every engine has an isolated request", is_open_to_others=True)
     room = [engine for engine in candidates if engine.has_room(need)]
     open_room = [engine for engine in room if not (leaves_room and engine.is_kept)]
     if room and not open_room:
         reason = "the room that is left is kept for others"
-        return Route(None, reason, is_open_to_others=True, is_kept=True)
+        return Route.wait(reason, is_open_to_others=True, is_kept=True)
     if not room:
         has_place = any(engine.has_place for engine in candidates)
-        return Route(None, "no engine has room for it", is_open_to_others=has_place)
-    best = min(compared(open_room, number), key=lambda engine: engine.rank(need, spread_tokens))
+        return Route.wait("no engine has room for it", is_open_to_others=has_place)
+    among = compared(open_room, number)
+    best = min(among, key=lambda engine: engine.rank(need, spread_tokens))
     soon = [engine for engine in candidates if engine.has_full_line]
     if soon:
         better = min(soon, key=lambda engine: engine.rank(need, spread_tokens))
         if better.cost(need, spread_tokens) + SAME_TOKENS < best.cost(need, spread_tokens):
-            reason = f"waits for {better.engine_id}, where it takes less"
-            return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    uncached = best.uncached(need)
-    found, cost = need.num_tokens - uncached, best.first_token_cost(uncached)
-    if found > 0:
-        return Route(best.engine_id, f"soonest there ({found} tokens cached)", cost)
-    return Route(best.engine_id, f"fewest in flight ({best.num_in_flight})", cost)
+            return Route.wait_for(better.engine_id)
+    cost = best.first_token_cost(best.uncached(need))
+    return Route.to(best.engine_id, because(among, best, need, spread_tokens), cost)
+
+
+def because(among: list[Engine], best: Engine, need: Need, spread_tokens: int) -> Because:
+    """The first fact that speaks for the best one, against any other."""
+    if len(among) == 1:
+        return Because.ONLY_ONE
+    if spread_tokens and min(among, key=lambda engine: engine.rank(need, 0)) is not best:
+        return Because.SPREAD
+    if any(
+        each.busy(need) < best.busy(need) + SAME_TOKENS
+        and each.uncached(need) >= best.uncached(need) + SAME_TOKENS
+        for each in among
+    ):
+        return Because.CACHED
+    if any(each.backlog_tokens >= best.backlog_tokens + SAME_TOKENS for each in among):
+        return Because.LEAST_TO_DO
+    if any(each.num_in_flight > best.num_in_flight for each in among):
+        return Because.FEWEST_IN_FLIGHT
+    return Because.LEAST_USED
 
 
 def chosen(

@@ -5,10 +5,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.dispatch.known_room import Need
+from serving.gateway.telemetry.request_story import Because
 
 from .plain_choice import Engine, chosen, plainly
 
@@ -39,16 +40,62 @@ needs = st.builds(
 
 def test_request_goes_where_the_fewest_are_in_flight() -> None:
     route = chosen([Engine("a", 3, 0), Engine("b", 1, 9)])
-    assert (route.engine_id, route.reason) == ("b", "fewest in flight (1)")
+    assert (route.engine_id, route.because) == ("b", Because.FEWEST_IN_FLIGHT)
 
 
 def test_among_equals_the_least_used_takes_it() -> None:
-    assert chosen([Engine("a", 1, 5), Engine("b", 1, 4)]).engine_id == "b"
+    route = chosen([Engine("a", 1, 5), Engine("b", 1, 4)])
+    assert (route.engine_id, route.because) == ("b", Because.LEAST_USED)
+
+
+def test_the_line_decides_though_another_has_fewer_in_flight() -> None:
+    route = chosen([Engine("a", 0, 0, backlog_tokens=10_000), Engine("b", 5, 5)], Need(1000, 50))
+    assert (route.engine_id, route.because) == ("b", Because.LEAST_TO_DO)
+
+
+def test_what_is_cached_decides_only_where_another_has_no_more_to_do() -> None:
+    has_it = Engine("a", num_cached=900)
+    idle, busy = Engine("b", num_cached=0), Engine("b", 5, 5, backlog_tokens=9000, num_cached=0)
+    assert chosen([has_it, idle], Need(1000)).because is Because.CACHED
+    assert chosen([has_it, busy], Need(1000)).because is Because.LEAST_TO_DO
+    also = Engine("c", 4, num_cached=900)
+    assert chosen([has_it, also], Need(1000)).because is Because.FEWEST_IN_FLIGHT
+    assert chosen([has_it, also, idle], Need(1000)).because is Because.CACHED
+
+
+def test_a_copy_decides_only_where_another_would_have_been_chosen_without() -> None:
+    has_it, idle = Engine("a", 9, 9, num_cached=1024), Engine("b", num_cached=0)
+    copied = chosen([has_it, idle], Need(1100, 10), spread_tokens=1024)
+    assert (copied.engine_id, copied.because) == ("b", Because.SPREAD)
+    overloaded = Engine("a", 9, 9, backlog_tokens=20_000, num_cached=1024)
+    route = chosen([overloaded, idle], Need(1100, 10), spread_tokens=1024)
+    assert (route.engine_id, route.because) == ("b", Because.LEAST_TO_DO)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Engine("b", has_place=False),
+        Engine("b", is_draining=True),
+        Engine("b", is_late=True),
+        Engine("b", kv_tokens=10),
+        Engine("b", is_kept=True),
+        Engine("b", has_isolated=True),
+    ],
+)
+def test_an_engine_without_another_that_could_have_it_is_no_better_one(other: Engine) -> None:
+    route = chosen(
+        [Engine("a", 9, 9, num_cached=512), other],
+        Need(1000),
+        leaves_room=True,
+        needs_isolation=True,
+    )
+    assert (route.engine_id, route.because) == ("a", Because.ONLY_ONE)
 
 
 def test_without_engines_the_request_waits_and_knows_why() -> None:
     route = chosen([])
-    assert (route.engine_id, route.reason) == (None, "no engine is ready")
+    assert (route.engine_id, route.why_waiting) == (None, "no engine is ready")
 
 
 def test_draining_engine_takes_only_what_has_nowhere_else_to_go() -> None:
@@ -74,7 +121,7 @@ def test_suspect_does_not_join_another_suspect() -> None:
     assert chosen(fleet, needs_isolation=True).engine_id == "b"
     assert chosen(fleet).engine_id == "a"
     route = chosen(fleet[:1], needs_isolation=True)
-    assert (route.engine_id, route.reason) == (None, "every engine has an isolated request")
+    assert (route.engine_id, route.why_waiting) == (None, "every engine has an isolated request")
 
 
 asked = st.fixed_dictionaries(
@@ -92,6 +139,31 @@ def test_all_engines_at_once_are_as_one_after_the_other(
     fleet: list[Engine], need: Need, asked: dict[str, Any]
 ) -> None:
     assert chosen(fleet, need, **asked) == plainly(fleet, need, **asked)
+
+
+# All could have it, so that something has to decide.
+open_engines = st.builds(
+    Engine,
+    engine_id=st.text("abcdef", min_size=1, max_size=3),
+    num_in_flight=st.integers(0, 2),
+    num_dispatched=st.integers(0, 2),
+    backlog_tokens=st.sampled_from([0, 63, 64, 500, 9000]),
+    computed_ratio=st.sampled_from([0.75, 1.0]),
+    num_cached=st.sampled_from([None, 0, 63, 64, 896]),
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(open_engines, min_size=2, max_size=4, unique_by=lambda engine: engine.engine_id),
+    st.builds(Need, num_tokens=st.sampled_from([130, 1000]), num_expected=st.integers(0, 20)),
+    st.sampled_from([0, 0, 64, 896]),
+)
+def test_what_decided_is_the_same_by_both_ways(
+    fleet: list[Engine], need: Need, spread_tokens: int
+) -> None:
+    route = chosen(fleet, need, spread_tokens=spread_tokens)
+    assert route == plainly(fleet, need, spread_tokens=spread_tokens)
 
 
 @pytest.mark.parametrize("num_engines", [1, 8, 64])

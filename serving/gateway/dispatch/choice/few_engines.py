@@ -6,20 +6,18 @@ rule. Pure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns, EngineTable
-from serving.gateway.dispatch.choice.routing import (
-    FOR_OTHERS,
-    MOST_IN_STEP,
+from serving.gateway.dispatch.choice.costs import (
     SAME_TOKENS,
-    SEQUENCE_TOKENS,
-    STEP_TOKENS,
-    Route,
-    Wish,
-    choose_engine,
+    busy_tokens,
+    first_token_cost,
+    whole_cost,
 )
+from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns, EngineTable
+from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
 from serving.gateway.dispatch.requests import EngineConnection
+from serving.gateway.telemetry.request_story import Because
 
 # With eight both take as long. Of so few all are compared, so that nothing has to be drawn.
 MOST_ENGINES = 4
@@ -103,12 +101,6 @@ class ConnectedEngines:
         return choose_of_few(views, wish)
 
 
-def _to_first(engine: EngineView, computed: int) -> int:
-    line = engine.backlog_tokens + computed
-    step_tokens = STEP_TOKENS + SEQUENCE_TOKENS * engine.num_in_flight
-    return line + -(-line // MOST_IN_STEP) * step_tokens
-
-
 class _Costs:
     """What a request takes on an engine."""
 
@@ -121,12 +113,12 @@ class _Costs:
         else:
             uncached = round(need.num_tokens * engine.computed_ratio)
         self.engine, self.uncached = engine, uncached
-        self.to_first = to_first = _to_first(engine, uncached)
+        line_tokens, count = engine.backlog_tokens, engine.num_in_flight
+        self.to_first = to_first = first_token_cost(line_tokens, count, uncached)
         if wish.spread_tokens:
             uncached = min(uncached, max(1, need.num_tokens - wish.spread_tokens))
-            to_first = _to_first(engine, uncached)
-        later = need.num_expected * SEQUENCE_TOKENS * engine.num_in_flight
-        self.total = to_first + FOR_OTHERS * uncached + later
+            to_first = first_token_cost(line_tokens, count, uncached)
+        self.total = whole_cost(to_first, count, uncached, need.num_expected)
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
@@ -148,11 +140,11 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
     candidates = candidates or [each for each in engines if not each.is_leaving]
     candidates = [each for each in candidates if not each.is_late] or candidates
     if not candidates:
-        return Route(None, "no engine is ready")
+        return Route.wait("no engine is ready")
     if wish.needs_isolation:
         candidates = [each for each in candidates if each.engine_id not in wish.isolated]
         if not candidates:
-            return Route(None, "every engine has an isolated request", is_open_to_others=True)
+            return Route.wait("every engine has an isolated request", is_open_to_others=True)
     costs = [_Costs(each, wish) for each in candidates]
     num_expected = wish.need.num_expected
     has_room = [each for each in costs if each.has_room(num_expected)]
@@ -162,19 +154,46 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
     if not with_room:
         if has_room:
             reason = "the room that is left is kept for others"
-            return Route(None, reason, is_open_to_others=True, is_kept=True)
+            return Route.wait(reason, is_open_to_others=True, is_kept=True)
         has_place = any(each.has_place for each in candidates)
-        return Route(None, "no engine has room for it", is_open_to_others=has_place)
+        return Route.wait("no engine has room for it", is_open_to_others=has_place)
     best = _best(with_room)
     if soon := [each for each in costs if each.engine.has_full_line]:
         better = _best(soon)
         if better.total + SAME_TOKENS < best.total:
-            reason = f"waits for {better.engine.engine_id}, where it takes less"
-            return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    engine_id = best.engine.engine_id
-    if (found := wish.need.num_tokens - best.uncached) > 0:
-        return Route(engine_id, f"soonest there ({found} tokens cached)", best.to_first)
-    return Route(engine_id, f"fewest in flight ({best.engine.num_in_flight})", best.to_first)
+            return Route.wait_for(better.engine.engine_id)
+    because = Because.ONLY_ONE
+    if len(with_room) > 1:
+        because = _because(with_room, best, wish)
+    return Route.to(best.engine.engine_id, because, best.to_first)
+
+
+def _because(costs: list[_Costs], best: _Costs, wish: Wish) -> Because:
+    """Returns what decided, of several."""
+    if wish.spread_tokens:
+        without = replace(wish, spread_tokens=0)
+        costs = [_Costs(each.engine, without) for each in costs]
+        engine, best = best.engine, _best(costs)
+        if best.engine is not engine:
+            return Because.SPREAD
+    at, most_uncached, num_expected = (
+        best.engine,
+        best.uncached + SAME_TOKENS,
+        wish.need.num_expected,
+    )
+    line, count = at.backlog_tokens, at.num_in_flight
+    busy = busy_tokens(line, count, num_expected) + SAME_TOKENS
+    is_line_longer = has_more = False
+    for each in costs:
+        other_line, other_count = each.engine.backlog_tokens, each.engine.num_in_flight
+        is_less_cached = each.uncached >= most_uncached
+        if is_less_cached and busy_tokens(other_line, other_count, num_expected) < busy:
+            return Because.CACHED
+        is_line_longer |= other_line >= line + SAME_TOKENS
+        has_more |= other_count > count
+    if is_line_longer:
+        return Because.LEAST_TO_DO
+    return Because.FEWEST_IN_FLIGHT if has_more else Because.LEAST_USED
 
 
 def _best(costs: list[_Costs]) -> _Costs:

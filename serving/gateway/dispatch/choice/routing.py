@@ -16,7 +16,14 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from serving.gateway.dispatch.choice.costs import (
+    SAME_TOKENS,
+    busy_tokens,
+    first_token_cost,
+    whole_cost,
+)
 from serving.gateway.dispatch.choice.engine_table import (
     Column,
     EngineColumns,
@@ -25,7 +32,9 @@ from serving.gateway.dispatch.choice.engine_table import (
 )
 from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.requests import EngineConnection, InFlightRequest
-from serving.gateway.telemetry.request_story import EngineChoice
+from serving.gateway.telemetry.request_story import Because, EngineChoice
+
+Rows = NDArray[np.intp]  # places of engines in the columns
 
 # The first bytes of a digest as a number: 2^64 steps between 0 and 1.
 _HASH_BYTES = 8
@@ -113,30 +122,47 @@ def choose_version(versions: Iterable[VersionView]) -> VersionChoice:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The engine chosen (`None`: the request waits), and the reason.
+    """The engine chosen and what decided it, or no engine: the request waits, and why in words.
 
     Where a request waits, `is_open_to_others` means that an engine may have another one now,
-    `is_kept` that this is what is kept for others, and `is_for_cache` that it waits for the engine
-    that has its beginning, though another has room.
+    `is_kept` that this is what is kept for others, and `awaited_id` is the engine that it waits for
+    because it takes less there, though another has room; `None` if it is none of them.
 
     `first_token_cost` is what it takes there until its first token, in tokens of prompts.
     """
 
     engine_id: str | None
-    reason: str
+    because: Because | None = None
+    why_waiting: str = ""
     first_token_cost: int = 0
     is_open_to_others: bool = False
-    is_for_cache: bool = False
     is_kept: bool = False
+    awaited_id: str | None = None
+
+    @classmethod
+    def to(cls, engine_id: str, because: Because, first_token_cost: int) -> "Route":
+        """Returns the way to an engine."""
+        return cls(engine_id, because, first_token_cost=first_token_cost)
+
+    @classmethod
+    def wait(cls, why: str, *, is_open_to_others: bool = False, is_kept: bool = False) -> "Route":
+        """Returns that it waits for any engine."""
+        return cls(None, None, why, is_open_to_others=is_open_to_others, is_kept=is_kept)
+
+    @classmethod
+    def wait_for(cls, engine_id: str) -> "Route":
+        """Returns that it waits for this engine, and others may have what is free."""
+        why = f"waits for {engine_id}, where it takes less"
+        return cls(None, None, why, is_open_to_others=True, awaited_id=engine_id)
 
 
 def choice_of(
-    connection: EngineConnection, need: Need, reason: str, num_engines: int
+    connection: EngineConnection, need: Need, because: Because, num_engines: int
 ) -> EngineChoice:
     """Returns how an engine was chosen, with what was known of it before it gets the request."""
     room = connection.room
     return EngineChoice(
-        reason,
+        because,
         num_engines,
         num_tokens=need.num_tokens,
         expected_cached=need.num_cached,
@@ -145,22 +171,9 @@ def choice_of(
     )
 
 
-# What a step takes of an engine besides its tokens of prompts, in as many of them as it could have
-# computed meanwhile: always, and for each sequence. These are a chip's that computes 20,000 tokens
-# of prompts a second, in steps of 12 ms and 0.2 ms more for each sequence.
-STEP_TOKENS = 240
-SEQUENCE_TOKENS = 4
-# So much of prompts is in one step: vLLM's own default.
-MOST_IN_STEP = 8192
-# What is computed for a request counts so often again: as long as its engine is busy, those behind
-# it wait for it as well, and what it takes in a full cache another will have to compute anew. With
-# 1, engines near their limit kept on computing beginnings anew (docs/results/dispatch.md).
-FOR_OTHERS = 2
 # Of more engines than so many two are compared, other ones for each request: of 64 engines behind
 # sixteen gateways the slowest tenth's first token came in half the time.
 _ALL_COMPARED = 8
-# Engines that differ by less count as equal.
-SAME_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,39 +213,60 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     if columns.has_late and (at_work := candidates & ~columns.is_late).any():
         candidates = at_work
     if not candidates.any():
-        return Route(None, "no engine is ready")
+        return Route.wait("no engine is ready")
     if wish.needs_isolation:
         is_free = [engine_id not in wish.isolated for engine_id in columns.engine_ids]
         candidates = candidates & np.array(is_free)
         if not candidates.any():
-            return Route(None, "every engine has an isolated request", is_open_to_others=True)
-    uncached = uncached_tokens(columns, rows, wish.need, wish.cached)
-    has_kv = columns.is_empty | (columns.kv_tokens >= uncached + wish.need.num_expected)
+            return Route.wait("every engine has an isolated request", is_open_to_others=True)
+    need = wish.need
+    uncached = uncached_tokens(columns, rows, need, wish.cached)
+    has_kv = columns.is_empty | (columns.kv_tokens >= uncached + need.num_expected)
     has_room = candidates & columns.has_place & has_kv
     with_room = has_room & ~columns.is_kept if wish.leaves_room else has_room
     if not with_room.any():
         if has_room.any():
             reason = "the room that is left is kept for others"
-            return Route(None, reason, is_open_to_others=True, is_kept=True)
+            return Route.wait(reason, is_open_to_others=True, is_kept=True)
         has_place = bool((candidates & columns.has_place).any())
-        return Route(None, "no engine has room for it", is_open_to_others=has_place)
-    to_first = first_token_costs(columns, uncached)
+        return Route.wait("no engine has room for it", is_open_to_others=has_place)
+    line, count, num_expected = columns.backlog_tokens, columns.num_in_flight, need.num_expected
+    to_first = first_token_cost(line, count, uncached)
+    own_costs = costs = whole_cost(to_first, count, uncached, num_expected)
     if wish.spread_tokens:
-        others = np.minimum(uncached, max(1, wish.need.num_tokens - wish.spread_tokens))
-        costs = costs_at(columns, first_token_costs(columns, others), others, wish.need)
-    else:
-        costs = costs_at(columns, to_first, uncached, wish.need)
-    best = _least(columns, costs, _some(columns, rows, with_room, wish))
+        others = np.minimum(uncached, max(1, need.num_tokens - wish.spread_tokens))
+        costs = whole_cost(first_token_cost(line, count, others), count, others, num_expected)
+    compared = np.flatnonzero(_some(columns, rows, with_room, wish))
+    best = _least(columns, costs, compared)
     soon = candidates & columns.has_full_line
     if soon.any():
-        better = _least(columns, costs, soon)
+        better = _least(columns, costs, np.flatnonzero(soon))
         if costs[better] + SAME_TOKENS < costs[best]:
-            reason = f"waits for {columns.engine_ids[better]}, where it takes less"
-            return Route(None, reason, is_open_to_others=True, is_for_cache=True)
-    engine_id, cost = columns.engine_ids[best], int(to_first[best])
-    if (found := wish.need.num_tokens - int(uncached[best])) > 0:
-        return Route(engine_id, f"soonest there ({found} tokens cached)", cost)
-    return Route(engine_id, f"fewest in flight ({columns.num_in_flight[best]})", cost)
+            return Route.wait_for(columns.engine_ids[better])
+    if len(compared) == 1:
+        because = Because.ONLY_ONE
+    elif wish.spread_tokens and _least(columns, own_costs, compared) != best:
+        because = Because.SPREAD
+    else:
+        because = _because(columns, compared, best, uncached, num_expected)
+    return Route.to(columns.engine_ids[best], because, int(to_first[best]))
+
+
+def _because(
+    columns: EngineColumns, compared: Rows, best: int, uncached: Column, num_expected: int
+) -> Because:
+    """Returns what decided, of several that were compared."""
+    left, line = uncached[compared], columns.backlog_tokens[compared]
+    count = columns.num_in_flight[compared]
+    line_of_best, count_of_best = columns.backlog_tokens[best], columns.num_in_flight[best]
+    less_cached = left >= uncached[best] + SAME_TOKENS
+    if less_cached.any():
+        busy = busy_tokens(line, count, num_expected)[less_cached].min()
+        if busy < busy_tokens(int(line_of_best), int(count_of_best), num_expected) + SAME_TOKENS:
+            return Because.CACHED
+    if line.max() >= line_of_best + SAME_TOKENS:
+        return Because.LEAST_TO_DO
+    return Because.FEWEST_IN_FLIGHT if count.max() > count_of_best else Because.LEAST_USED
 
 
 def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: Wish) -> Mask:
@@ -252,36 +286,14 @@ def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: W
     return some & with_room
 
 
-def _least(columns: EngineColumns, costs: Column, among: Mask) -> int:
+def _least(columns: EngineColumns, costs: Column, rows: Rows) -> int:
     """Returns the row of the one that takes least, of some."""
-    rows = np.flatnonzero(among)
     for column in (costs // SAME_TOKENS, columns.num_in_flight, columns.num_dispatched):
         if len(rows) == 1:
             break
         of_rows = column[rows]
         rows = rows[of_rows == of_rows.min()]
     return int(min(rows, key=lambda row: columns.engine_ids[row]) if len(rows) > 1 else rows[0])
-
-
-def first_token_costs(columns: EngineColumns, uncached: Column) -> Column:
-    """Returns how long a first token takes on each engine, in tokens of prompts it could compute.
-
-    These are the line before it, what of it is not cached, and what the steps for both take
-    besides.
-    """
-    line = columns.backlog_tokens + uncached
-    num_steps = -(-line // MOST_IN_STEP)
-    return line + num_steps * (STEP_TOKENS + SEQUENCE_TOKENS * columns.num_in_flight)
-
-
-def costs_at(columns: EngineColumns, to_first: Column, uncached: Column, need: Need) -> Column:
-    """Returns how long a request takes on each engine, in tokens of prompts it could compute.
-
-    After its first token each step takes longer by the sequences that are there. And what is
-    computed for it makes others wait.
-    """
-    for_others = FOR_OTHERS * uncached
-    return to_first + for_others + need.num_expected * SEQUENCE_TOKENS * columns.num_in_flight
 
 
 def to_migrate(
