@@ -3,6 +3,8 @@
 It takes what it knows and ignores what a newer gateway adds; what an older one lacks has a default.
 """
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.status.gateway import FleetUnavailableError
@@ -129,7 +131,7 @@ class ReportedModel(_Reported):
     """The report of one model: its engines, and the requests that wait for any of them.
 
     `promised` requests were refused with a time to come back. `line_tenants` are those of which
-    most waits.
+    most waits. `dispatches` are the sequences that engines were given, by what decided on which.
     """
 
     name: str
@@ -138,6 +140,7 @@ class ReportedModel(_Reported):
     promised: int = 0
     line_tenants: tuple[ReportedLine, ...] = ()
     cache_forecast: ReportedForecast = ReportedForecast()
+    dispatches: Mapping[str, int] = Field(default_factory=dict)
 
 
 class ReportedGateway(_Reported):

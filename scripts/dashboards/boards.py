@@ -309,6 +309,18 @@ SERVICE = Board(
                     " expected; unforeseen: found, and not expected.",
                 ),
                 Panel(
+                    "Engines chosen, by reason",
+                    {
+                        "{{model}} {{reason}}": "sum by (model, reason) "
+                        f"(rate(slicewise_dispatches_total{{{_CLASS}}}[$__rate_interval]))"
+                    },
+                    "reqps",
+                    text="What decided where a sequence went. cached: another engine had no more"
+                    " to do, but less of the prompt; spread: one more copy of a popular beginning;"
+                    " least_to_do: another's line was longer; waited: for this engine, though"
+                    " another had room; only_one: no other could have it.",
+                ),
+                Panel(
                     "Answers by status",
                     {
                         "{{status}}": "sum by (status) "

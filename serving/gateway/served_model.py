@@ -42,6 +42,7 @@ from serving.gateway.streams.hold import TokenHold
 from serving.gateway.streams.pace import HoldBounds
 from serving.gateway.telemetry.engine_work import EngineSteps, EngineWork, StepPace
 from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, RequestMetrics
+from serving.gateway.telemetry.request_story import Because
 
 logger = logging.getLogger(__name__)
 
@@ -345,6 +346,7 @@ class ServedModel:
             "line_tenants": self._longest_lines(),
             "promised": self.num_promised,
             "cache_forecast": self._cache_forecast(),
+            "dispatches": self._dispatches(),
         }
         versions = self._versions.values()
         described["in_flight"] = sum(version.dispatcher.num_in_flight for version in versions)
@@ -382,6 +384,13 @@ class ServedModel:
             outcome: sum(getattr(forecast, outcome) for forecast in forecasts)
             for outcome in FORECAST_OUTCOMES
         }
+
+    def _dispatches(self) -> dict[str, int]:
+        """Returns how many sequences went where they went for which reason."""
+        counts: Counter[str] = Counter()
+        for numbers in self.request_metrics.classes.values():
+            counts.update(numbers.dispatches)
+        return {because.value: counts[because] for because in Because}
 
     def _views(self, name: str | None = None) -> list[VersionView]:
         """Returns the versions that answer to `name`, a model or an adapter; all for `None`."""

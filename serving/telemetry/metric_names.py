@@ -417,6 +417,12 @@ SERVING_COUNTS = (
     ),
     _counter(
         Scope.CLASS,
+        "slicewise_dispatches_total",
+        "Sequences given to an engine, moved ones again, by what decided that it was this one",
+        reason=7,
+    ),
+    _counter(
+        Scope.CLASS,
         "slicewise_resumes_total",
         "Moves of a sequence to another engine, by the class left: the engine was lost or "
         "draining, the sequence yielded to others, or was not begun in time by a slow one",

@@ -44,6 +44,7 @@ FLEET = {
                 {"tenant": "beta", "service_class": "standard", "waiting": 1},
             ],
             "cache_forecast": {"found": 900, "missing": 100, "unforeseen": 50},
+            "dispatches": {"only_one": 50, "cached": 140, "spread": 0, "waited": 10},
             "engines": [
                 {
                     "engine_id": "e-1",
@@ -207,6 +208,7 @@ def test_status_shows_engines_of_every_model() -> None:
         "demo: 3 requests wait for an engine, and 2 refused ones may come back",
         "in line: acme 2 (batch), beta 1 (standard)",
         "of 1000 prompt tokens expected in prefix caches 90% were there",
+        "engines were chosen 200 times: cached 70%, only_one 25%, waited 5%",
         "ENGINE COMPUTE CLASS STATE SINCE RUNNING WAITING KV IN FLIGHT",
         "e-1 v6e-spot ready 59s 4 0 12% 5",
         "- v6e-spot loading 7s - - - -",

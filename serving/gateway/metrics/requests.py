@@ -50,6 +50,7 @@ _TOKENS = {
 # With the label that each counts by.
 _COUNTS_BY = {
     "slicewise_sequences_total": ("outcome", attrgetter("sequences")),
+    "slicewise_dispatches_total": ("reason", attrgetter("dispatches")),
     "slicewise_resumes_total": ("cause", attrgetter("resumes")),
     "slicewise_link_losses_total": ("cause", attrgetter("link_losses")),
 }

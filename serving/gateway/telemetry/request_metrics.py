@@ -145,6 +145,7 @@ class ClassMetrics:
     cache_forecast: CacheForecast = field(default_factory=CacheForecast)
     tenants: dict[str, TokenCount] = field(default_factory=dict)
     sequences: Counter[str] = field(default_factory=Counter)  # by outcome
+    dispatches: Counter[str] = field(default_factory=Counter)  # by what decided, see `Because`
     resumes: Counter[str] = field(default_factory=Counter)  # by cause
     link_losses: Counter[str] = field(default_factory=Counter)  # by cause
 

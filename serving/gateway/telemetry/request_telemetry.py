@@ -337,6 +337,7 @@ class RequestTelemetry:
         numbers = self.owner.metrics.of_class(engine.compute_class)
         self.numbers = context.numbers = numbers
         self.tokens = numbers.of_tenant(context.tenant)
+        numbers.dispatches[choice.because] += 1
         if self.dispatched_at_s is None:
             self.dispatched_at_s = now_s
             numbers.queue_time.observe(context.waited_s + now_s - self.taken_at_s)

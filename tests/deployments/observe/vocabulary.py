@@ -13,6 +13,7 @@ from serving.domain.usage.quotas import Period, QuotaKind
 from serving.exporters.collector import Code
 from serving.gateway.quotas.book import REASONS_OF_KIND
 from serving.gateway.telemetry.request_metrics import FORECAST_OUTCOMES, OBJECTIVE_RESULTS
+from serving.gateway.telemetry.request_story import Because
 from serving.ledger.states import LedgerState
 
 # What Prometheus and its client libraries give of every target.
@@ -51,6 +52,7 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
         "result": set(OBJECTIVE_RESULTS),
     },
     "slicewise_line_sequences": {"service_class": {each.label for each in ServiceClass}},
+    "slicewise_dispatches_total": {"reason": set(Because)},
     "slicewise_resumes_total": {"cause": {*_MOVES, "slow", "yielded"}},
     "slicewise_link_losses_total": {"cause": _MOVES},
     "slicewise_links": {"state": {"ready", "draining"}},

@@ -36,6 +36,11 @@ class Fleet:
         for request_id in request_ids:
             self.dispatcher.submit(in_flight(self.dispatcher, request_id, **changes))
 
+    @property
+    def because(self) -> dict[str, int]:
+        """How often what has decided."""
+        return dict(self.dispatcher.telemetry.metrics.of_class("local").dispatches)
+
     def know_lengths(self, link: ScriptedLink) -> None:
         """Has an answer end, and the load looked at, as reports do once a second."""
         self.submit("known", max_tokens=1)
@@ -337,9 +342,11 @@ async def test_a_longer_line_outweighs_what_is_cached() -> None:
     hot.tell(backlog_tokens=2 * len(PROMPT))
     fleet.submit("a", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
     assert hot.running == ["a"]
+    assert fleet.because == {"cached": 1}
     hot.tell(backlog_tokens=3 * len(PROMPT) + 500)
     fleet.submit("b", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
     assert idle.running == ["b"]
+    assert fleet.because == {"cached": 1, "least_to_do": 1}
 
 
 async def test_an_engine_that_is_full_does_not_get_it_for_its_cache() -> None:
@@ -363,6 +370,7 @@ async def test_a_popular_beginning_comes_elsewhere_but_by_no_stream_that_lost_it
     assert (has_it.running, idle.running) == (["r69~1"], [])
     fleet.submit("new", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
     assert idle.running == ["new"]
+    assert fleet.because == {"only_one": 70, "cached": 1, "spread": 1}
 
 
 async def test_a_stream_that_lost_its_engine_goes_where_its_beginning_is() -> None:
@@ -423,6 +431,18 @@ async def test_a_request_waits_for_the_engine_that_has_it_if_that_takes_less() -
     assert other.running == ["unlike"], "it does not keep others from an engine that is open"
     has_it.tell(backlog_tokens=100)
     assert has_it.running == ["a"]
+    assert fleet.because == {"waited": 1, "only_one": 1}
+
+
+async def test_who_has_waited_for_one_engine_and_got_another_did_not_wait_for_that() -> None:
+    fleet = Fleet()
+    other, has_it = with_cache(fleet, "e1", []), with_cache(fleet, "e2", PROMPT)
+    other.tell(backlog_tokens=5000)
+    has_it.tell(num_requests=0, prefill_tokens=0, backlog_tokens=5500)
+    fleet.submit("a", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
+    other.tell(backlog_tokens=100)
+    assert other.running == ["a"]
+    assert fleet.because == {"only_one": 1}
 
 
 async def test_it_does_not_wait_where_the_line_is_longer_than_what_it_would_save() -> None:
