@@ -86,7 +86,9 @@ class GatewayConfig(_Section):
     max_engine_losses: Annotated[int, Field(ge=1, le=100)] = 3
     """Engines that may be lost while they hold one request; then it is given up with 500."""
     max_waiting_requests: Annotated[int, Field(ge=1, le=1_000_000)] = limits.MAX_WAITING_REQUESTS
-    """Requests that wait for an engine, per gateway and model; one more is refused with 429."""
+    """Requests that wait while no engine is ready, per gateway and model; one more is refused with
+    429. Where one is ready, those are refused that would wait for longer than
+    `request_deadline_s`, however many wait."""
     max_behind_s: Annotated[float, Field(gt=0, le=600)] = 2.0
     """How late a gateway may be with the tokens it has; beyond it new requests are refused with
     429."""

@@ -14,6 +14,10 @@ order of arrival, up to `max_num_batched_tokens` in all and `max_num_seqs` seque
 computes the last of a prompt gives its first token. Not modelled: the size of the KV cache, and
 prefix caching (give input tokens without what the cache saves).
 
+A request is bound to an engine when it comes. A gateway chooses so where it knows neither lines nor
+room nor caches; where engines tell of them it goes by these, and lets requests wait at itself
+(`serving.gateway.dispatch`). That is not modelled either.
+
 The lines of batches are requests behind all others. They come when there is room: as many at once
 as their batch may have, each on the engine with the fewest in flight, if that has a place and no
 prompt in line. A line that leaves its engine goes back to its batch. A real gateway has lines leave
@@ -502,7 +506,10 @@ def _set_event(k: Kernel, slot: int, at_s: float) -> None:
 
 @_compiled
 def _is_preferred(k: Kernel, slot: int, other: int) -> bool:
-    """The gateway's order: fewest in flight for what it carries, then least used, then by name."""
+    """Fewest in flight for what it carries, then least used, then by name.
+
+    It is the gateway's order among engines of which it knows nothing else.
+    """
     mine, its = k.in_flight[slot] * k.share[slot], k.in_flight[other] * k.share[other]
     if mine != its:
         return bool(mine < its)
