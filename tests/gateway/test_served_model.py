@@ -8,8 +8,12 @@ import pytest
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
 from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, VersionRetiredError
+from serving.domain.tokens.block_hashes import first_parent
+from serving.domain.tokens.cached_blocks import CacheLayout, joined
+from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.served_model import ServedModel, VersionUnknownError
+from serving.link.messages import CacheDelta, CacheSnapshot
 
 from .core_requests import core_request
 from .engines import ScriptedLink
@@ -67,6 +71,44 @@ async def test_request_stays_with_its_version_when_the_model_is_replaced() -> No
     old.step(4)
     assert version.dispatcher.num_in_flight == 0
     assert await versions.enter(TARGET) is not app
+    versions.close()
+
+
+async def test_what_engines_of_another_version_have_cached_counts_for_none_of_ours() -> None:
+    """Their blocks have the same names and other contents."""
+    layout = CacheLayout.of_blocks(16, first_parent())
+    prompt = list(range(250)) * 3
+    known = joined(NamedBlocks(prompt).keys(layout))
+
+    async def engine_with(config: ModelConfig, name: str, keys: bytes) -> ScriptedLink:
+        dispatcher = await versions.register_engine(info_of(config))
+        link = ScriptedLink(dispatcher, name, places=9, cache_layout=layout)
+        link.on_cache(CacheSnapshot(keys, is_first=True))
+        return link
+
+    versions = await ServedModel.build(OLD, GATEWAY)
+    before = versions.current
+    old = await engine_with(OLD, "old", known)
+    await before.client.add_request_async(core_request("a", 50, prompt))
+    old.step()
+    await versions.update(NEW)
+    new = await engine_with(NEW, "new", b"")
+    await versions.current.client.add_request_async(core_request("b", 50, prompt))
+    assert new.running == ["b"]
+    chosen = versions.current.dispatcher.telemetry_of("b")
+    assert chosen is not None
+    assert chosen.choice is not None
+    assert chosen.choice.expected_cached == 0
+    # One of the old version that moves finds its beginning at another engine of that.
+    new.on_cache(CacheDelta(known, b""))
+    await engine_with(OLD, "empty", b"")
+    has_it = await engine_with(OLD, "has it", known)
+    old.end()
+    assert has_it.running == ["a~1"]
+    moved = before.dispatcher.telemetry_of("a")
+    assert moved is not None
+    assert moved.choice is not None
+    assert moved.choice.expected_cached == 640
     versions.close()
 
 

@@ -15,6 +15,7 @@ from serving.engine.paced.engine import PacedEngine
 from serving.gateway.dispatch.admission import FleetLimits
 from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
 from serving.gateway.dispatch.load import load_of
+from serving.gateway.dispatch.requests import InFlightRequest
 from serving.link.client import LinkCallbacks, LinkClient
 from serving.link.rooms.room import EngineCapacity
 from serving.link.server import LinkServer
@@ -59,7 +60,8 @@ class BlindEngine(RoomOnlyEngine):
 class Answer:
     """When a request came, had its first and its last token, in seconds of the simulation.
 
-    It stood still for `pause_s` when it lost its engine; `None` if it never did.
+    It stood still for `pause_s` when it lost its engine; `None` if it never did. `engine_id` is the
+    last engine that has sent something of it.
     """
 
     came_at_s: float
@@ -67,10 +69,16 @@ class Answer:
     tenant: str = ""
     first_at_s: float | None = None
     ended_at_s: float | None = None
-    num_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
     num_cached: int = 0
+    engine_id: str | None = None
     last_at_s: float = 0.0
     pause_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that have come."""
+        return len(self.tokens)
 
     @property
     def ttft_s(self) -> float:
@@ -86,6 +94,7 @@ class SimulatedGateway:
         self.dispatcher.attach(self)
         self.answers: dict[str, Answer] = {}
         self.failures: dict[str, RequestError] = {}
+        self._in_flight: dict[str, InFlightRequest] = {}
         self.ended = asyncio.Event()
         self._name = name
         self._clients: list[LinkClient] = []
@@ -109,6 +118,7 @@ class SimulatedGateway:
         )
         tenant = changes.get("tenant", "")
         self.answers[request_id] = Answer(self._loop.time(), len(prompt), tenant)
+        self._in_flight[request_id] = request
         self.dispatcher.submit(request)
 
     def deliver(self, outputs: Outputs) -> None:
@@ -118,16 +128,25 @@ class SimulatedGateway:
             if telemetry.num_moves and answer.pause_s is None and answer.num_tokens:
                 answer.pause_s = now_s - answer.last_at_s
             answer.last_at_s = now_s
-            answer.num_tokens += len(output.token_ids)
+            answer.tokens += output.token_ids
+            answer.engine_id = self._in_flight[output.request_id].engine_id
             answer.num_cached += output.num_cached or 0
             if answer.first_at_s is None:
                 answer.first_at_s = now_s
             if output.finish is not None:
                 answer.ended_at_s = now_s
+                del self._in_flight[output.request_id]
                 self.ended.set()
 
     def fail(self, request_id: str, error: RequestError) -> None:
         self.failures[request_id] = error
+        self._in_flight.pop(request_id, None)
+        self.ended.set()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request as its client does that leaves."""
+        self.dispatcher.abort([request_id])
+        self._in_flight.pop(request_id, None)
         self.ended.set()
 
     async def until_done(self) -> None:
@@ -158,6 +177,15 @@ class SimulatedFleet:
         self.servers.append(server)
         for gateway in self.gateways:
             await gateway.link(name, server.address)
+
+    async def lose_engine(self, number: int) -> None:
+        """Takes an engine's host away: its links break."""
+        await self.servers[number].close()
+
+    def drain_engine(self, number: int, grace_s: float | None) -> None:
+        """Has every gateway hear that an engine goes, as its replica tells them."""
+        for gateway in self.gateways:
+            gateway.dispatcher.drain_engine(f"e{number}", "scaling down", grace_s)
 
     async def keep_looking(self) -> None:
         """Samples each gateway's load once a second, as reports do."""
