@@ -1,5 +1,6 @@
 """Rendering: the same bytes each time, from the same configuration, written with care."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from deployments.manifests.ray_objects import RAY_VERSION
 from deployments.manifests.render import MARK, render
 from deployments.start.serve import child_environment
 from deployments.validation.schemas import Schemas
+from serving.config.application import AppConfig
 from serving.config.ray_settings import RAY_SETTINGS
 from serving.config.slice_settings import drain_s
 from serving.config.slices import built_in_classes
 from serving.domain.topology import slice_shape
+from serving.gateway.batches.bucket.store import BucketBatchStore
+from serving.gateway.batches.lane import open_batch_store
 
 from .examples import (
     ROOT,
@@ -321,6 +325,26 @@ def test_bucket_of_weights_reaches_engines_and_gateways() -> None:
     head = spec["headGroupSpec"]["template"]["spec"]
     assert not any("csi" in each for each in head["volumes"])
     assert found(folder) == []
+
+
+@pytest.mark.parametrize("store", ["gs://team-batches/chat", "s3://team-batches"])
+def test_bucket_of_batches_is_what_every_gateway_opens(store: str) -> None:
+    account = "batches@project.iam.gserviceaccount.com"
+    raw = raw_values(SPOT, google_service_account=account)
+    raw["applications"][0]["args"]["batches"] = {"store": store}
+    folder = in_memory(raw)
+    assert found(folder) == []
+    application = yaml.safe_load(one(folder, "RayService").body["spec"]["serveConfigV2"])
+    (args,) = [each["args"] for each in application["applications"]]
+    opened = open_batch_store(AppConfig.model_validate_json(json.dumps(args)).batches)
+    assert isinstance(opened, BucketBatchStore)
+    opened.close()
+    # Nothing is mounted: the account of the gateways' pods is let in.
+    groups = one(folder, "RayCluster").body["spec"]["workerGroupSpecs"]
+    (pod,) = [each["template"]["spec"] for each in groups if each["groupName"] == GATEWAY_GROUP]
+    assert not any("csi" in each or "hostPath" in each for each in pod["volumes"])
+    known = one(folder, "ServiceAccount", pod["serviceAccountName"]).body
+    assert known["metadata"]["annotations"] == {"iam.gke.io/gcp-service-account": account}
 
 
 def test_written_files_say_what_they_are_from_and_old_ones_go(tmp_path: Path) -> None:

@@ -97,13 +97,14 @@ async def gateway_in(
     owner: str = "gw-1",
     *,
     runs: bool = True,
+    deadline_s: float = DEADLINE_S,
     **edge: Any,
 ) -> AsyncIterator[Gateway]:
     gateway = Gateway(place, model, owner, **edge)
     if runs:
         gateway.start()
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             yield gateway
     finally:
         await gateway.lane.close()
