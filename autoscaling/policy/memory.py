@@ -19,6 +19,7 @@ _Tuple = Field(strict=False)
 _NotNegative = Annotated[float, Field(ge=0)]
 _Duration = Annotated[float, Field(ge=0, le=30 * 86_400.0)]
 _Count = Annotated[int, Field(ge=0)]
+_Sum = Annotated[float, Field(ge=0, le=1e15)]
 
 
 class PolicyMemoryError(ValueError):
@@ -91,11 +92,24 @@ class CapacityRecord(_Record):
     is_room_short: bool = False
 
 
+class FitRecord(_Record):
+    """Sums over the steps that engines of one class took in the last hours; see `LawFit`."""
+
+    weight: _Sum
+    x: _Sum
+    y: _Sum
+    xx: _Sum
+    xy: _Sum
+    yy: _Sum
+
+
 class LearnedRecord(_Record):
     """What was learned of slices by one profile, by compute class; see `LearnedCapacity`."""
 
     profile_key: str
     classes: dict[str, CapacityRecord]
+    fits: dict[str, FitRecord] = Field(default_factory=dict)
+    """An earlier build wrote none."""
 
 
 class PolicyRecord(_Record):

@@ -16,7 +16,7 @@ within the objective proves that at once. Time comes in.
 import hashlib
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from autoscaling.policy.capacity.refitted_law import WINDOW_S, LawFit
 from autoscaling.policy.capacity.shown_capacity import (
@@ -26,7 +26,7 @@ from autoscaling.policy.capacity.shown_capacity import (
     fitted_factor,
     shown_by,
 )
-from autoscaling.policy.memory import CapacityRecord, LearnedRecord
+from autoscaling.policy.memory import CapacityRecord, FitRecord, LearnedRecord
 from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.rules import Rules
 from autoscaling.records import ModelLoad
@@ -69,7 +69,7 @@ class ClassCapacity:
 class LearnedCapacity:
     """What was learned of slices by one profile, by compute class.
 
-    `slow` are of the last look, `fits` of the last hours; neither is kept over restarts.
+    `slow` are of the last look and not kept over restarts, `fits` are of the last hours.
     """
 
     profile_key: str
@@ -120,7 +120,8 @@ class LearnedCapacity:
             )
             for name, each in self.classes.items()
         }
-        return LearnedRecord(profile_key=self.profile_key, classes=classes)
+        fits = {name: FitRecord(**asdict(each)) for name, each in self.fits.items()}
+        return LearnedRecord(profile_key=self.profile_key, classes=classes, fits=fits)
 
 
 def nothing_learned(profiles: Profiles) -> LearnedCapacity:
@@ -145,7 +146,9 @@ def learned_of_record(record: LearnedRecord, profiles: Profiles) -> LearnedCapac
         name: ClassCapacity(bounded(each.factor), each.num_observations, each.is_room_short)
         for name, each in record.classes.items()
     }
-    return replace(empty, classes=classes)
+    fits = {name: LawFit(**each.model_dump()) for name, each in record.fits.items()}
+    possible = {name: fit for name, fit in fits.items() if fit.is_possible}
+    return replace(empty, classes=classes, fits=possible)
 
 
 def _learned_from(

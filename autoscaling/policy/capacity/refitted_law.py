@@ -29,6 +29,8 @@ _LEAST_SCATTER = 0.02
 # Beyond two standard deviations a line fits badly.
 _DEVIATIONS = 2.0
 _LEAST_TIMES = 1 / 3
+# Sums of looks that are all alike may be off by a rounding.
+_ROUNDED = 1 - 1e-9
 # Beside the median of a look, an engine that is slower or quicker than this is another's business.
 _ALIKE = 0.7
 
@@ -62,6 +64,15 @@ class LawFit:
             kept * self.xx + new * sum(x * x for x, _ in points),
             kept * self.xy + new * sum(x * y for x, y in points),
             kept * self.yy + new * sum(y * y for _, y in points),
+        )
+
+    @property
+    def is_possible(self) -> bool:
+        """True if looks can have such sums: squares are not less than their means allow."""
+        return (
+            self.weight * self.xx >= _ROUNDED * self.x**2
+            and self.weight * self.yy >= _ROUNDED * self.y**2
+            and self.xx * self.yy >= _ROUNDED * self.xy**2
         )
 
     def law(self, profile: CapacityProfile, planned_s: float) -> CapacityProfile:

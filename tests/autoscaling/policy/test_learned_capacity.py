@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from closed_loop import ON_DEMAND, RATE, RULES, ClosedLoop, law
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaling.policy.capacity.learned_capacity import (
@@ -14,7 +14,13 @@ from autoscaling.policy.capacity.learned_capacity import (
     nothing_learned,
 )
 from autoscaling.policy.capacity.shown_capacity import LEAST_FACTOR, carried_factor, paced_factor
-from autoscaling.policy.memory import LearnedRecord, decode_memory, encode_memory, slice_shape_of
+from autoscaling.policy.memory import (
+    FitRecord,
+    LearnedRecord,
+    decode_memory,
+    encode_memory,
+    slice_shape_of,
+)
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.profiles import Profiles
 from autoscaling.records import ModelLoad
@@ -120,9 +126,35 @@ def test_it_survives_a_restart_and_not_another_profile() -> None:
     learned = learn(load(at_work(0.5), **FULL), times=20)
     record = LearnedRecord.model_validate_json(learned.to_record().model_dump_json())
     assert learned_of_record(record, SHAPE).factor({"spot": 1}) == pytest.approx(0.5)
+    assert learned_of_record(record, SHAPE).fits == learned.fits
     renamed = PROFILE.model_copy(update={"source": "the same numbers, measured again"})
     assert learned_of_record(record, Profiles(renamed)).classes
     assert not learned_of_record(record, Profiles(law(11.0))).classes
+
+
+def test_record_of_an_earlier_build_has_no_steps_and_is_used() -> None:
+    fields = learn(load(at_work(0.5), **FULL), times=20).to_record().model_dump()
+    del fields["fits"]
+    learned = learned_of_record(LearnedRecord.model_validate(fields), SHAPE)
+    assert learned.fits == {}
+    assert learned.factor({"spot": 1}) == pytest.approx(0.5)
+
+
+sums = st.one_of(st.just(0.0), st.floats(0.0, 1e15), st.floats(0.0, 100.0))
+
+
+@given(fit=st.builds(FitRecord, weight=sums, x=sums, y=sums, xx=sums, xy=sums, yy=sums))
+@settings(max_examples=200)
+def test_damaged_sums_of_steps_make_no_law_that_cannot_be(fit: FitRecord) -> None:
+    record = replace_fits(learn(load(at_work(0.5), **FULL), times=20).to_record(), fit)
+    learned = learned_of_record(record, SHAPE)
+    for _ in range(3):
+        learned = learned.seen(30.0, load(at_pace(1.2, 30.0)), SHAPE, RULES)
+    assert 1 / 3 <= learned.factor({"spot": 1}) <= 3
+
+
+def replace_fits(record: LearnedRecord, fit: FitRecord) -> LearnedRecord:
+    return record.model_copy(update={"fits": {"spot": fit}})
 
 
 # -- below saturation --
