@@ -15,6 +15,7 @@ from autoscaling.plan_store import recall_memories
 from autoscaling.policy.memory import PolicyRecord, encode_memory
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy_config import ModelSettings
+from serving.domain.capacity.engine_rates import EngineRate, rate_stats
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.plan_report import ModelPlan, PlanReport
@@ -89,6 +90,44 @@ def test_controller_that_restarts_knows_that_spot_is_dry(executor: ThreadPoolExe
     assert plan.refusals[0].reason == "backing off: an order is 100 s late"
     forgetful = Controller({}, executor, NOW_S + 360)
     assert forgetful.decide(NOW_S + 360, NOW_S + 350).targets == {"spot": 2, "on-demand": 0}
+
+
+def reported(now_s: float, rate: float, *rates: EngineRate) -> ServeState:
+    """A model at that rate; its engines are full and work waits, where `rates` tell of them."""
+    waits = 50 if rates else 0
+    sample = LoadSample(
+        rate, waits, 1.0 if waits else 0.0, 0, None, None, full_ratio=float(waits > 0)
+    )
+    told = load_stats("m", sample) | rate_stats("m", rates)
+    return ServeState(
+        now_s,
+        {"g": Report(now_s, told)},
+        (Report(now_s, directory_stats(Snapshot("v"), 0.0, now_s)),),
+        {"spot": Bounds(2, 0, 50), "on-demand": Bounds(0, 0, 50)},
+    )
+
+
+def half_as_good(scaler: ModelScaler, now_s: float) -> float:
+    """Lets full engines show half of what the profile says; returns when they have."""
+    engines = [EngineRate(name, "spot", 500.0, 500.0, 0.05) for name in "ab"]
+    for number in range(20):
+        scaler.decide(reported(now_s + 30.0 * number, 18.0, *engines))
+    return now_s + 30.0 * 20
+
+
+def test_controller_that_restarts_plans_with_what_slices_were_seen_to_carry(
+    executor: ThreadPoolExecutor,
+) -> None:
+    store: dict[str, bytes] = {}
+    before = Controller(store, executor, NOW_S)
+    now_s = half_as_good(before.scaler, NOW_S)
+    before.end(now_s)
+    executor.submit(lambda: None).result()
+    plan = Controller(store, executor, now_s + 60).scaler.decide(reported(now_s + 60, 18.0))
+    assert plan.demand_slices == 4
+    assert "slices were seen to carry 0.50 of their profile" in plan.changes[0].reason
+    forgetful = Controller({}, executor, now_s + 60).scaler
+    assert forgetful.decide(reported(now_s + 60, 18.0)).demand_slices == 2
 
 
 @pytest.mark.parametrize(

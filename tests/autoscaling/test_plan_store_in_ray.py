@@ -1,13 +1,19 @@
 """What policies learned, in the key-value store of a real Ray head."""
 
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import ray
-from test_plan_store import NOW_S, OTHER, SETTINGS, learned
+from test_model_scaler import Sink
+from test_plan_store import NOW_S, OTHER, SETTINGS, half_as_good, learned
+from test_serve_policy import MODEL, RESERVED, SPOT, by_name, contexts
+from test_serve_policy import SETTINGS as IN_SERVE
 
+from autoscaling.model_scaler import ModelScaler
 from autoscaling.plan_store import (
     read_policy_memory,
     recall_memories,
@@ -15,6 +21,8 @@ from autoscaling.plan_store import (
     write_policy_memory,
 )
 from autoscaling.policy.memory import PolicyRecord
+from autoscaling.policy_config import read_policy_settings
+from autoscaling.serve_policy import SlicePolicy
 from serving.domain.plan_report import REPORT_KEY, PlanReport, decode_report
 
 pytestmark = [
@@ -54,3 +62,16 @@ def test_memory_outlives_the_process_that_wrote_it() -> None:
     assert read_policy_memory("other") is None
     text = ray.experimental.internal_kv._internal_kv_get(REPORT_KEY)
     assert decode_report(text) == PlanReport(written_at_s=NOW_S, models=())
+
+
+def test_new_controller_plans_in_serve_with_what_the_one_before_had_learned() -> None:
+    now_s = time.time()
+    assert by_name(SlicePolicy(**IN_SERVE)(contexts(now_s))[0]) == {RESERVED: 2, SPOT: 3}
+    (settings,) = read_policy_settings(IN_SERVE).models
+    # What it learned is by its profile, whatever the model is called.
+    before = ModelScaler(replace(settings, model="m"), Sink())
+    record = before.to_record(half_as_good(before, now_s - 900.0))
+    assert record is not None
+    write_policy_memory(MODEL, record)
+    # Five slices' work, of slices that carry half.
+    assert by_name(SlicePolicy(**IN_SERVE)(contexts(now_s))[0]) == {RESERVED: 2, SPOT: 7}
