@@ -196,6 +196,7 @@ class ModelScaler:
             refusals=_shown(plan.refusals),
             alerts=plan.alerts,
             num_failures=self._num_failures,
+            drain_order=plan.drain_order,
         )
 
     def _plan(self, share: ChipShare) -> Plan:
@@ -264,7 +265,8 @@ class ModelScaler:
             load = None  # without the slices no plan could be made from it
         else:
             self._report = report
-            self._slices = slices_of(self.model, report, self._terms)
+            engines = () if load is None else load.engines
+            self._slices = slices_of(self.model, report, self._terms, engines)
             all_losses = losses_of(self.model, report)
             if self._known_losses is not None:
                 losses = tuple(each for each in all_losses if each not in self._known_losses)

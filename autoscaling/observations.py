@@ -11,7 +11,7 @@ from typing import Protocol
 
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
 from serving.domain.capacity.batch_due import due_of_stats
-from serving.domain.capacity.engine_rates import rates_of_stats
+from serving.domain.capacity.engine_rates import EngineRate, rates_of_stats
 from serving.domain.capacity.slice_profile import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import (
@@ -223,13 +223,18 @@ def fleet_report_of(reports: Iterable[Report], now_s: float, max_age_s: float) -
 
 
 def slices_of(
-    model: str, report: FleetReport, terms: Mapping[str, ComputeClass]
+    model: str,
+    report: FleetReport,
+    terms: Mapping[str, ComputeClass],
+    engines: Iterable[EngineRate] = (),
 ) -> tuple[SliceView, ...]:
     """The model's slices on the classes of `terms`, ordered by id.
 
+    `engines` are those whose work is known, in what a whole slice does if all on it do the same.
     A slice's expiry is the one that its hosts tell. Where they do not know it, it counts from when
     the replica got the slice, so it is the latest that it can be.
     """
+    running = {each.engine_id: each.num_running for each in engines}
     views = []
     for each in report.slices:
         if each.model != model or each.compute_class not in terms:
@@ -238,6 +243,7 @@ def slices_of(
         expires_at_s = each.ends_at_s
         if expires_at_s is None and max_run_s is not None and each.held_since_s is not None:
             expires_at_s = each.held_since_s + max_run_s
+        told = [running[name] for name in each.engine_ids if name in running]
         views.append(
             SliceView(
                 slice_id=each.replica_id,
@@ -245,6 +251,7 @@ def slices_of(
                 state=each.state,
                 since_s=each.since_s,
                 requested_at_s=each.requested_at_s,
+                num_in_flight=round(sum(told) / len(told)) if told else 0,
                 expires_at_s=expires_at_s,
                 coming_since_s=each.coming_since_s,
                 is_adopted=each.is_adopted,

@@ -69,6 +69,7 @@ class SliceView:
     """The slice that a replica has or waits for; `slice_id` is the replica's life.
 
     `since_s` is when it entered its state, `requested_at_s` when it was requested.
+    `num_in_flight` is how many requests are on it, lately; 0 where nobody tells of any.
     `expires_at_s` is when its maximum run duration ends, `None` without one. Of a replica that
     waits, `coming_since_s` is since when the machines of its slice are there; `None` while they
     are not. `is_adopted` says that its engine ran before: nobody delivered it.

@@ -206,13 +206,14 @@ def _shortfalls(inputs: PlanInputs) -> list[Decision]:
 def _drain_order(inputs: PlanInputs, supply: Mapping[str, _Supply]) -> tuple[str, ...]:
     """Orders slices to drain: the most expensive, then what ends soonest, then the emptiest.
 
-    What loads comes last, because it was bought for load that exists.
+    What is not ready yet comes first: nobody is served there, and Serve ends replicas that have not
+    started before all others.
     """
 
     def worth(each: SliceView) -> tuple[bool, float, float, int, str]:
         ends_at_s = float("inf") if each.expires_at_s is None else each.expires_at_s
         return (
-            each.state != SliceState.READY,
+            each.state == SliceState.READY,
             -inputs.prices[each.compute_class],
             ends_at_s,
             each.num_in_flight,

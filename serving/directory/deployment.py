@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +20,25 @@ from serving.config.application import LinkConfig
 from serving.directory.allocator import SliceAllocator
 from serving.directory.cluster_secret import cluster_secret
 from serving.directory.engine_notes import EngineNotes
+from serving.directory.exchanges import Exchanges
 from serving.directory.orphan_keeper import OrphanKeeper
 from serving.directory.orphans import OrphanOffers, fits, is_wanted
 from serving.directory.pending_grants import Grant, SliceWish
+from serving.directory.plan_store import read_plan_report
 from serving.directory.supply_book import life_key
 from serving.directory.survey_loop import SurveyLoop
 from serving.directory.usage_notes import UsageNotes
 from serving.domain.inventory import Slice, SliceRequest
 from serving.domain.load_report import directory_stats
-from serving.domain.slice_records import RENEWAL_S, Directory, SliceRecord, Snapshot
+from serving.domain.plan_report import PlanReport, PlanReportError
+from serving.domain.slice_records import (
+    RENEWAL_S,
+    Directory,
+    HandOn,
+    LeaveRequest,
+    SliceRecord,
+    Snapshot,
+)
 from serving.domain.supply.faults import FaultCause
 from serving.domain.supply.keys import SupplyKeys
 from serving.domain.supply.succession import reason_to_wait
@@ -35,6 +46,8 @@ from serving.domain.supply.succession import reason_to_wait
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
+# For the plan: a replica that ends waits for it.
+_PLAN_S = 1.0
 
 
 class FleetDirectory:
@@ -46,6 +59,8 @@ class FleetDirectory:
         self._started_at_s = time.time()
         keys = SupplyKeys(serve.get_replica_context().app_name)
         self._offers = OrphanOffers()
+        self._exchanges = Exchanges()
+        self._unwanted: Mapping[str, str] = {}
         self._notes = EngineNotes(keys)
         for record in await self._notes.read():
             # Its replica has one lease to renew it. Else the engine looks for another one.
@@ -65,7 +80,7 @@ class FleetDirectory:
             self._directory,
             f"directory {instance_id}",
             cluster_secret(link),
-            self._survey.book.leave_reasons,
+            lambda: {**self._unwanted, **self._survey.book.leave_reasons()},
             link.encryption,
         )
         self._tasks = (
@@ -83,13 +98,17 @@ class FleetDirectory:
         names = ",".join(str(model["name"]) for model in models)
         logger.info("models_told models=%s", names)
 
-    async def renew(self, record: SliceRecord) -> str | None:
+    async def renew(self, record: SliceRecord) -> LeaveRequest | None:
         """Registers a slice replica and its state, or renews it.
 
-        Returns why the replica is to leave its slice; `None` if it may stay.
+        Returns a request to leave its slice; `None` if it may stay.
         """
         self._directory.renew(record, time.monotonic())
-        return self._survey.book.leave_reason(record.replica_id)
+        reason = self._survey.book.leave_reason(record.replica_id)
+        if reason is not None:
+            return LeaveRequest(reason, is_replaced=True)
+        reason = self._exchanges.leave_reason(record, time.monotonic())
+        return None if reason is None else LeaveRequest(reason, is_replaced=False)
 
     async def forget(self, replica_id: str) -> None:
         """Removes a slice replica that leaves."""
@@ -100,17 +119,24 @@ class FleetDirectory:
         self._directory.end(record)
         self._survey.book.note_end(record, time.time())
 
-    async def hand_on(self, replica_id: str, *, is_shutdown: bool) -> bool:
-        """Returns whether another replica is to have the engine of one that ends, which leaves it.
+    async def hand_on(self, replica_id: str, *, is_shutdown: bool) -> HandOn:
+        """Returns what becomes of the engine of a replica that Serve ends, which leaves it or not.
 
         `is_shutdown` says that Serve ends the whole application, and may be told to begin again.
         """
+        report = None if is_shutdown else await _plan_report()
         records = self._directory.snapshot().records
         own = self._record_of(replica_id)
+        found = HandOn.WANTED
         if own is not None and not (is_shutdown or is_wanted(own, records)):
-            return False
+            order = () if report is None else report.drain_order(own.model, time.time())
+            barred = self._survey.book.leave_reasons()
+            if not self._exchanges.leave(own, records, order, barred, time.monotonic()):
+                return HandOn.ENDS
+            found = HandOn.EXCHANGED
+            logger.info("slice_exchanged life=%s slice=%s", replica_id, own.life.slice_name)
         self._directory.hand_on(replica_id)
-        return True
+        return found
 
     async def find_engine(self, replica_id: str, timeout_s: float) -> SliceRecord | None:
         """Offers a replica an engine that has lost its own; `None` if there is none for it.
@@ -219,3 +245,18 @@ class FleetDirectory:
         while True:
             await asyncio.sleep(RENEWAL_S)
             self._directory.expire(time.monotonic(), time.time())
+            self._unwanted = self._exchanges.look(
+                self._directory.snapshot().records,
+                self._survey.book.leave_reasons(),
+                time.monotonic(),
+            )
+
+
+async def _plan_report() -> PlanReport | None:
+    """Returns the last plans; `None` where there are none, or none that can be read in time."""
+    try:
+        async with asyncio.timeout(_PLAN_S):
+            return await asyncio.to_thread(read_plan_report)
+    except (PlanReportError, ConnectionError, TimeoutError) as error:
+        logger.warning("plan_report_unreadable error=%r", error)
+        return None

@@ -47,8 +47,10 @@ def fits(own: SliceRecord, engine: SliceRecord) -> bool:
 
 
 def is_wanted(own: SliceRecord, records: Iterable[SliceRecord]) -> bool:
-    """Returns whether a replica waits that could have this one's engine."""
-    return any(each.state in WAITING and fits(each, own) for each in records)
+    """Returns whether a replica waits that could have this one's engine, and gets no other."""
+    others = [each for each in records if each.has_engine and fits(each, own)]
+    num_waiting = sum(each.state in WAITING for each in others)
+    return num_waiting > sum(each.is_orphan for each in others)
 
 
 def outdated(records: Sequence[SliceRecord]) -> tuple[SliceRecord, ...]:

@@ -6,7 +6,7 @@ not a number stands in the name, between bars. No model, compute class or replic
     load|<model>|<what>                                                         value
     directory|started                                                           when it started
     slice|<model>|<compute class>|<replica>|<state>|<requested>|<held since>|<ends>|<coming since>
-         |adopted, or nothing                                                   since when so
+         |adopted, or nothing|<engines, with commas between>                    since when so
     lost|<model>|<compute class>|<replica>|<cause>                              when
     order|freeze                                                                since when
     order|pin|<compute class>|<model, or nothing>                               how many, or -1
@@ -102,7 +102,8 @@ class ListedSlice:
     `held_since_s` is `None` while it waits. `ends_at_s` is when the maximum run of its slice ends,
     as the hosts tell, or `None`. Of a replica that waits, `coming_since_s` is since when its slice
     is on its way (`supply.coming`); `None` while none is. `is_adopted` says that its engine ran
-    before, so that what it took to come was no delivery.
+    before, so that what it took to come was no delivery. `engine_ids` are those on it, once they
+    have started.
     """
 
     model: str
@@ -115,6 +116,7 @@ class ListedSlice:
     ends_at_s: float | None = None
     coming_since_s: float | None = None
     is_adopted: bool = False
+    engine_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,7 @@ def _slice_name(record: SliceRecord, ends_at_s: float | None, coming_since_s: fl
             _optional(ends_at_s),
             _optional(coming_since_s),
             _ADOPTED if record.is_adopted else "",
+            ",".join(record.engine_ids),
         )
     )
 
@@ -287,7 +290,7 @@ def _optional(time_s: float | None) -> str:
 
 
 def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
-    model, compute_class, replica_id, state, requested_at_s, *optional, adopted = fields
+    model, compute_class, replica_id, state, requested_at_s, *optional, adopted, engines = fields
     held_since_s, ends_at_s, coming_since_s = (float(each) if each else None for each in optional)
     return ListedSlice(
         model,
@@ -300,6 +303,7 @@ def _slice_of(fields: list[str], since_s: float) -> ListedSlice:
         ends_at_s,
         coming_since_s,
         adopted == _ADOPTED,
+        tuple(engines.split(",")) if engines else (),
     )
 
 

@@ -60,6 +60,8 @@ class ModelPlan(_Record):
     alerts: Annotated[tuple[str, ...], Tuple]
     num_failures: int
     """Decisions that failed since the policy started; the plan before stood."""
+    drain_order: Annotated[tuple[str, ...], Tuple] = ()
+    """Slices in the order in which to give them up, by the life of their replica."""
 
 
 class PlanReport(_Record):
@@ -80,6 +82,12 @@ class PlanReport(_Record):
         if at_s is None or at_s <= now_s:
             return None
         return min(max(1.0, at_s - now_s), _MAX_RETRY_AFTER_S)
+
+    def drain_order(self, model: str, now_s: float) -> tuple[str, ...]:
+        """Returns the model's slices in the order in which to give them up; none if it is old."""
+        if now_s - self.written_at_s > STALE_AFTER_S:
+            return ()
+        return next((each.drain_order for each in self.models if each.model == model), ())
 
 
 def encode_report(board: PlanReport) -> bytes:

@@ -12,6 +12,7 @@ of the directory loses them.
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from pydantic import JsonValue
 
@@ -173,6 +174,26 @@ class Snapshot:
     models: tuple[Mapping[str, JsonValue], ...] | None = None
     supply: tuple[SupplyRecord, ...] = ()
     orders: tuple[OperatorOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    """The directory's request to a replica to leave its slice, and why.
+
+    `is_replaced` says that the slice goes: another one takes its place, or none does. Otherwise it
+    stays and is given back.
+    """
+
+    reason: str
+    is_replaced: bool
+
+
+class HandOn(StrEnum):
+    """What becomes of the engine of a replica that Serve ends."""
+
+    ENDS = "ends"  # nobody is to have it
+    WANTED = "wanted"  # another replica waits for one, or may come
+    EXCHANGED = "exchanged"  # another replica gives its slice up for it
 
 
 @dataclass(frozen=True, slots=True)

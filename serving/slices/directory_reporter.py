@@ -17,7 +17,9 @@ from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, 
 from serving.domain.slice_records import (
     RENEWAL_S,
     EngineRecord,
+    HandOn,
     HostRecord,
+    LeaveRequest,
     SliceRecord,
     part_suffix,
 )
@@ -36,7 +38,7 @@ class DirectoryReporter:
     """The records of one session, one for each slice. All have the same state until the end.
 
     A record that the directory did not get is sent again with the next renewal. `on_leave` is
-    called with the part and the reason, whenever the directory wants one of the slices left.
+    called with the part and the request, whenever the directory wants one of the slices left.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class DirectoryReporter:
         first: SliceRecord,
         num_slices: int,
         directory: DeploymentHandle,
-        on_leave: Callable[[int, str], None],
+        on_leave: Callable[[int, LeaveRequest], None],
     ) -> None:
         self._records = tuple(
             replace(first, replica_id=f"{first.replica_id}{part_suffix(part)}", part=part)
@@ -115,23 +117,23 @@ class DirectoryReporter:
             )
         await self._renew()
 
-    async def hand_on(self, *, is_shutdown: bool) -> bool:
-        """Asks whether another replica is to have the engine; then this life is over.
+    async def hand_on(self, *, is_shutdown: bool) -> HandOn:
+        """Asks what becomes of the engine; unless it ends, this life is over.
 
-        Without a directory it is: somebody may come.
+        Without a directory another replica is to have it: somebody may come.
         """
         self.close()
         try:
             async with asyncio.timeout(_CALL_S):
-                kept: bool = await self._directory.hand_on.remote(
+                found: HandOn = await self._directory.hand_on.remote(
                     self.life_id, is_shutdown=is_shutdown
                 )
         except Exception as error:  # noqa: BLE001 - whatever ails the directory
             logger.warning("directory_unreachable error=%r", str(error))
-            return True
-        if not kept:
+            return HandOn.WANTED
+        if found is HandOn.ENDS:
             self._renewing = asyncio.create_task(self._keep_renewed(), name="keep-registered")
-        return kept
+        return found
 
     async def set_deadlines(self, deadlines_s: Sequence[float | None]) -> None:
         """Sets the wall-clock end of each slice; `None` if nothing takes it away."""
@@ -179,9 +181,9 @@ class DirectoryReporter:
                 await self._send(self._renew_one(record))
 
     async def _renew_one(self, record: SliceRecord) -> None:
-        reason: str | None = await self._directory.renew.remote(record)
-        if reason is not None:
-            self._on_leave(record.part, reason)
+        request: LeaveRequest | None = await self._directory.renew.remote(record)
+        if request is not None:
+            self._on_leave(record.part, request)
 
     @staticmethod
     async def _send(call: Awaitable[Any]) -> None:

@@ -166,6 +166,11 @@ class HeldSlices:
             ends_at_s = time.time() + MAX_DRAIN_S
             watch.announce(Notice(NoticeKind.REPLACEMENT, 0, ends_at_s, reason, "directory"))
 
+    def give_up(self, reason: str) -> None:
+        """Orders all slices to be left, which stay and are given back."""
+        if not self._order.done():
+            self._order.set_result(DrainOrder(None, reason, EndCause.RELEASED))
+
     async def chips_in_use(self) -> str:
         """Returns what has chips of the slices now, for a reader; empty if they are free."""
         found = await asyncio.gather(*(each.wait_chips_free(0) for each in self.watches))

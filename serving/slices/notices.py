@@ -61,10 +61,11 @@ class NoticeSink(Protocol):
 class DrainOrder:
     """The slice takes no more requests, and is left for `cause` by `deadline_s` (wall clock).
 
-    `is_lost` says that a host is gone already, as far as its own end of a connection tells.
+    `deadline_s` is `None` if nothing takes it away. `is_lost` says that a host is gone already, as
+    far as its own end of a connection tells.
     """
 
-    deadline_s: float
+    deadline_s: float | None
     reason: str
     cause: EndCause
     is_lost: bool = False

@@ -20,7 +20,7 @@ from serving.config.slice_spec import SliceSpec, Work
 from serving.domain.inventory import ZONE_LABEL
 from serving.domain.names.deployment_names import engine_deployment_name
 from serving.domain.slice_lifecycle import EndCause, LoadStage, SliceLifecycle, SliceState
-from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.slice_records import HandOn, LeaveRequest, SliceRecord, Snapshot
 from serving.engine.spec import EngineSpec
 from serving.link.errors import HandshakeError, LinkClosedError
 from serving.ownership.control_client import (
@@ -57,6 +57,9 @@ _RETRY_S = 2.0
 _CHIPS_FREE_S = 60.0
 # For the directory's answer.
 _ASK_S = 5.0
+# How long an engine is kept for a replica that is to give its own slice up for it. If none comes,
+# the engine ends, as it would have at once.
+_EXCHANGE_S = 60.0
 _STAGE_WORDS = {
     LoadStage.WEIGHTS: "the engine gets its weights",
     LoadStage.COMPILING: "the engine has its weights: it compiles and warms up",
@@ -167,6 +170,10 @@ class SliceSession:
                 task.cancel()
         for ordered in done - {died}:
             order = ordered.result()
+            if order.deadline_s is None:
+                return SessionEnd(
+                    order.cause, order.reason, DRAIN_GRACE_S, stay_s=self._spec.stay_s
+                )
             grace_s = max(0.0, order.deadline_s - time.time() - _RELEASE_S)
             return SessionEnd(order.cause, order.reason, grace_s, order.deadline_s)
         try:
@@ -177,9 +184,11 @@ class SliceSession:
         logger.error("engine_died life=%s reason=%r", self._reporter.life_id, reason)
         return SessionEnd(EndCause.UNHEALTHY, reason, DRAIN_GRACE_S if others_serve else 0.0)
 
-    def _leave_when_asked(self, part: int, reason: str) -> None:
-        if self._held is not None:
-            self._held.ask_to_leave(part, reason)
+    def _leave_when_asked(self, part: int, request: LeaveRequest) -> None:
+        if self._held is not None and request.is_replaced:
+            self._held.ask_to_leave(part, request.reason)
+        elif self._held is not None:
+            self._held.give_up(request.reason)
 
     async def status(self) -> dict[str, Any]:
         """Returns the host's requests, gateways and process ids.
@@ -207,9 +216,12 @@ class SliceSession:
             return False
         if not self._engines.are_commanded or not self._spec.fingerprint:
             return False
-        if not await self._reporter.hand_on(is_shutdown=is_shutdown):
+        found = await self._reporter.hand_on(is_shutdown=is_shutdown)
+        if found is HandOn.ENDS:
             return False
         within_s = self._spec.handover_s if is_shutdown else self._spec.lease_s
+        if found is HandOn.EXCHANGED:
+            within_s = min(within_s, _EXCHANGE_S)
         await self._engines.leave(within_s)
         if self._pushing is not None:
             self._pushing.cancel()

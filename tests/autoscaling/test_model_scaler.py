@@ -14,6 +14,7 @@ from autoscaling.policy.quotas.records import ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Observation, Plan
+from serving.domain.capacity.engine_rates import EngineRate, rate_stats
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
@@ -23,6 +24,7 @@ from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.domain.supply.orders import NO_ORDERS, OperatorOrder, OrderKind, StandingOrders
 from tests.autoscaling.policy.policy_world import PROFILE
+from tests.supply_builders import hosts_of, life
 
 TERMS = (
     ComputeClass("reserved", 0.0, is_prepaid=True, max_slices=2),
@@ -136,6 +138,26 @@ def test_pinned_class_stays_where_it_is_whatever_the_load_is() -> None:
     plan = stage.step(45.0)
     assert (plan.targets["spot"], stage.scaler.targets["spot"]) == (1, 1)
     assert any("spot is pinned at 1; the policy would have 3" in alert for alert in plan.alerts)
+
+
+def test_plan_says_which_slices_go_first_by_the_requests_that_engines_have() -> None:
+    stage = Stage()
+    stage.records = tuple(
+        replace(life(name, hosts_of(name), state, model="m"), engine_id=f"engine-{name}")
+        for name, state in (
+            ("busy", SliceState.READY),
+            ("idle", SliceState.READY),
+            ("calm", SliceState.READY),
+            ("loads", SliceState.LOADING),
+        )
+    )
+    rates = [
+        EngineRate(f"engine-{name}", "spot", 0.0, 100.0 * number, 0.01)
+        for name, number in (("busy", 20.0), ("calm", 5.0))
+    ]
+    told = load_stats("m", LoadSample(45.0, 0, 0.0, 0, None, None)) | rate_stats("m", rates)
+    plan = stage.step(gateways={"g": Report(stage.now_s + 10.0, told)})
+    assert plan.drain_order == ("loads", "idle", "calm", "busy")
 
 
 def test_last_change_is_shown_until_the_next() -> None:

@@ -203,6 +203,22 @@ def test_end_that_hosts_tell_counts_before_the_one_that_is_reckoned() -> None:
     assert [each.coming_since_s for each in views] == [None, None, 7.0]
 
 
+def test_requests_on_a_slice_are_those_of_its_engines() -> None:
+    one = ListedSlice(
+        "m", "spot", "r-1", SliceState.READY, NOW_S, NOW_S, NOW_S, engine_ids=("e-1",)
+    )
+    two = replace(one, replica_id="r-2", engine_ids=("e-2", "e-3", "new"))
+    untold = replace(one, replica_id="r-3", engine_ids=("e-4",))
+    # What a whole slice does if all its engines do the same.
+    engines = [
+        EngineRate(name, "spot", 0.0, tokens_per_s, 0.02)
+        for name, tokens_per_s in (("e-1", 500.0), ("e-2", 1000.0), ("e-3", 1500.0))
+    ]
+    report = FleetReport(0.0, (one, two, untold), ())
+    views = slices_of("m", report, {"spot": ComputeClass("spot", 1.0)}, engines)
+    assert [each.num_in_flight for each in views] == [10, 25, 0]
+
+
 def test_losses_are_those_of_the_model() -> None:
     ended = SliceLifecycle.begin(NOW_S - 50).end(EndCause.PREEMPTED, NOW_S - 5, "taken away")
     report = directory(

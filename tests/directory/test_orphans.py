@@ -65,6 +65,12 @@ def test_engine_is_wanted_while_a_replica_waits_that_would_start_the_same() -> N
     assert not is_wanted(own, [own, replace(WAITS, fingerprint="of a new version")])
 
 
+def test_waiting_replica_wants_one_engine() -> None:
+    own = orphan("a", is_orphan=False)
+    assert not is_wanted(own, [own, WAITS, orphan("b")])
+    assert is_wanted(own, [own, WAITS, replace(WAITS, replica_id="two"), orphan("b")])
+
+
 def test_orphan_of_a_version_that_its_deployment_no_longer_has_is_outdated() -> None:
     new = replace(WAITS, fingerprint="of a new version")
     assert outdated([orphan("a"), new]) == (orphan("a"),)

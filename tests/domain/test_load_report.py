@@ -16,7 +16,7 @@ from serving.domain.load_report import (
     misses_objectives,
 )
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
-from serving.domain.slice_records import SliceRecord, Snapshot
+from serving.domain.slice_records import EngineRecord, SliceRecord, Snapshot
 from serving.domain.supply.faults import SliceFaults
 from serving.domain.supply.found import find_slices
 from serving.domain.supply.orders import NO_ORDERS, OperatorOrder, OrderKind
@@ -55,7 +55,17 @@ def test_unknown_mean_is_left_out_and_stays_unknown() -> None:
 def test_slices_and_losses_come_back() -> None:
     waiting = SliceRecord("r-1", MODEL, "spot", SliceLifecycle.begin(50.0))
     lost = SliceRecord("r-0", MODEL, "spot", LOADING.end(EndCause.PREEMPTED, 190.0, "taken away"))
-    adopted = SliceRecord(LIFE, MODEL, "spot", LOADING, is_adopted=True)
+    engines = (EngineRecord("e-1", ("10.0.0.1", 2)),)
+    adopted = SliceRecord(
+        LIFE,
+        MODEL,
+        "spot",
+        LOADING,
+        engine_id="e-0",
+        is_adopted=True,
+        num_engines=2,
+        others=engines,
+    )
     snapshot = Snapshot("v", (waiting, adopted), (lost,))
     fleet_report = fleet_report_of_stats(directory_stats(snapshot, started_at_s=10.0, now_s=200.0))
     assert fleet_report is not None
@@ -63,7 +73,15 @@ def test_slices_and_losses_come_back() -> None:
     assert fleet_report.slices == (
         ListedSlice(MODEL, "spot", "r-1", SliceState.REQUESTED, 50.0, 50.0, None),
         ListedSlice(
-            MODEL, "spot", LIFE, SliceState.LOADING, 140.125, 100.25, 130.5, is_adopted=True
+            MODEL,
+            "spot",
+            LIFE,
+            SliceState.LOADING,
+            140.125,
+            100.25,
+            130.5,
+            is_adopted=True,
+            engine_ids=("e-0", "e-1"),
         ),
     )
     assert fleet_report.losses == (ListedLoss(MODEL, "spot", "r-0", EndCause.PREEMPTED, 190.0),)

@@ -28,6 +28,7 @@ def board(next_slice_at_s: float | None = NOW_S + 90.0) -> PlanReport:
         refusals=(),
         alerts=("the load is 70 s old",),
         num_failures=0,
+        drain_order=("spot#2", "spot#1~2"),
     )
     return PlanReport(written_at_s=NOW_S, models=(plan,))
 
@@ -57,6 +58,12 @@ def test_client_is_told_when_the_next_slice_comes(
     next_slice_at_s: float | None, seconds: float | None
 ) -> None:
     assert board(next_slice_at_s).retry_after_s("demo", NOW_S) == seconds
+
+
+def test_slices_are_given_up_by_a_plan_that_is_not_old() -> None:
+    assert board().drain_order("demo", NOW_S + STALE_AFTER_S) == ("spot#2", "spot#1~2")
+    assert board().drain_order("demo", NOW_S + STALE_AFTER_S + 1) == ()
+    assert board().drain_order("other", NOW_S) == ()
 
 
 def test_nothing_is_known_of_another_model_or_from_an_old_plan() -> None:

@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
 
+from serving.domain.plan_report import REPORT_KEY, ModelPlan, PlanReport, encode_report
 from serving.domain.tokens.paced import LETTERS, paced_tokens
 
-from .application import Role, RunningApplication, application_args, linked_engines, paced_model
+from .application import (
+    Role,
+    RunningApplication,
+    application_args,
+    linked_engines,
+    paced_model,
+    wait_until,
+)
 from .streams import Answer, Request, begin_all, token_stream
 
 # The gate has a replica killed beside vLLM's engines (`test_kills.py`), and owners and successors
@@ -194,3 +203,74 @@ def test_replica_that_is_wanted_no_more_gives_its_slice_back(
     while len(engines(application)) != 1:
         assert time.monotonic() < deadline_s, "its engine still runs"
         time.sleep(0.2)
+
+
+def plan_drains(head: str, *replica_ids: str) -> None:
+    """Stores a plan that gives up the slices of these replicas first, as the policy does."""
+    now_s = time.time()
+    plan = ModelPlan(
+        model=MODEL,
+        decided_at_s=now_s,
+        changed_at_s=None,
+        targets={"spot": 1},
+        demand_slices=1.0,
+        next_slice_at_s=None,
+        arithmetic="one is needed",
+        changes=(),
+        refusals=(),
+        alerts=(),
+        num_failures=0,
+        drain_order=replica_ids,
+    )
+    report = encode_report(PlanReport(written_at_s=now_s, models=(plan,)))
+    GcsClient(address=head).internal_kv_put(REPORT_KEY, report, overwrite=True)
+
+
+def deploy(application: RunningApplication, num_replicas: int) -> dict[str, dict[str, Any]]:
+    """So many replicas; their slices by name, once they serve."""
+    (model,) = application.args["models"]
+    (deployment,) = model["deployments"]
+    changed = model | {"deployments": [deployment | {"replicas": num_replicas}]}
+    args = dict(application.args) | {"models": [changed]}
+    assert application.serve("deploy", str(application.write_config(args))).returncode == 0
+    return rows(
+        application.wait_fleet(
+            lambda fleet: (
+                len(rows(fleet)) == num_replicas and linked_engines(fleet) == {MODEL: num_replicas}
+            ),
+            READY_S,
+        )
+    )
+
+
+async def test_slice_that_the_plan_gives_up_first_goes_though_serve_ends_another_replica(
+    application: RunningApplication, head: str
+) -> None:
+    (old,) = await asyncio.to_thread(deploy, application, 1)
+    was = await asyncio.to_thread(deploy, application, 2)
+    (new,) = was.keys() - {old}
+    before, had = engines(application), replicas(application)
+    plan_drains(head, was[old]["replica_id"], was[new]["replica_id"])
+
+    def fewer() -> None:
+        assert deploy(application, 1).keys() == {new}
+
+    answers, requests = await answered(application, fewer)
+    assert [answer.choices[0].token_ids for answer in answers] == [
+        undisturbed(each) for each in requests
+    ]
+    now = rows(application.fleet())[new]
+    # Serve ended the newer replica. The older one has its engine, and gave its own slice back.
+    assert now["engine_id"] == was[new]["engine_id"]
+    assert now["replica_id"].startswith(was[old]["replica_id"].partition("~")[0])
+    fleet = application.wait_fleet(
+        lambda fleet: sorted(row["state"] for row in fleet["supply"]) == ["free", "free", "held"],
+        READY_S,
+    )
+    causes = {row["replica_id"]: row["cause"] for row in fleet["ended"]}
+    assert causes[was[old]["replica_id"]] == "released"
+    assert causes[was[new]["replica_id"]] == "adopted"
+    await asyncio.to_thread(wait_until, lambda: len(replicas(application)) == 1, READY_S)
+    await asyncio.to_thread(wait_until, lambda: len(engines(application)) == 1, READY_S)
+    assert engines(application) < before
+    assert replicas(application) < had

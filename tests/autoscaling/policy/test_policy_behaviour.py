@@ -1,6 +1,7 @@
 """What an operator relies on: the policy in a small world, through its only door."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from policy_world import (
@@ -17,7 +18,8 @@ from policy_world import (
 )
 
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.records import Fleet, Observation
+from autoscaling.records import Fleet, Observation, SliceView
+from serving.domain.slice_lifecycle import SliceState
 
 
 def test_load_that_one_slice_carries_takes_one_prepaid_slice() -> None:
@@ -44,6 +46,26 @@ def test_two_zones_of_spot_keep_the_floor_cheaper_than_a_dear_class() -> None:
     world = World.of(*zones, ON_DEMAND, rules=replace(RULES, floor_ratio=0.5))
     world.run(98.0, 600)
     assert world.targets == {"spot-a": 5, "spot-b": 5, "on-demand": 0}
+
+
+def test_slices_go_that_load_then_the_dearest_then_those_that_end_soonest_or_are_emptiest() -> None:
+    def view(name: str, compute_class: str = "spot", **fields: Any) -> SliceView:
+        state = fields.pop("state", SliceState.READY)
+        return SliceView(name, compute_class, state, 0.0, 0.0, **fields)
+
+    slices = (
+        view("busy", num_in_flight=9),
+        view("idle"),
+        view("ends", num_in_flight=9, expires_at_s=9000.0),
+        view("loads", state=SliceState.LOADING),
+        view("dear", "on-demand", num_in_flight=9),
+        view("waits", state=SliceState.PROVISIONING),
+        view("drains", state=SliceState.DRAINING),
+    )
+    policy = SlicewisePolicy(PROFILE, ALL, RULES)
+    fleet = Fleet(slices, {"spot": 5, "on-demand": 1})
+    plan = policy.decide(Observation(100.0, load(9.0, 100.0), fleet))
+    assert plan.drain_order == ("loads", "dear", "ends", "idle", "busy")
 
 
 def test_loss_of_all_spot_is_answered_within_one_decision() -> None:
