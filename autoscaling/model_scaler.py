@@ -41,6 +41,10 @@ from serving.domain.supply.orders import ordered_targets, pinned_targets
 # Below Serve's own, whose lines the controller keeps in its log file.
 logger = logging.getLogger("ray.serve.slicewise")
 
+# How long the slices that were known last may be planned with. In less than this few slices come
+# and are loaded, or are lost, without anybody's knowing.
+_SLICES_KNOWN_FOR_S = 300.0
+
 
 class DecisionSink(Protocol):
     """Keeps decisions; `autoscaling.replay.DecisionLog` is one."""
@@ -79,12 +83,14 @@ class ServeState:
     """The state that Serve knows at `now_s`. `deployments` are the model's, by compute class.
 
     `gateways` are those that run, with what each reported last; `None` before its first report.
+    `shares_chips` says that other models may have to give slices up for this one.
     """
 
     now_s: float
     gateways: Mapping[str, Report | None]
     directory: tuple[Report, ...]
     deployments: Mapping[str, Bounds]
+    shares_chips: bool = False
 
 
 class ModelScaler:
@@ -101,6 +107,7 @@ class ModelScaler:
         self._watch = GatewayWatch(settings.model)
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
+        self._slices_known_s: float | None = None  # when the directory's list was read last
         self._report: FleetReport | None = None  # the last one that could be read
         # Losses reported before. `None` before the first report: its losses are older than we are.
         self._known_losses: frozenset[SliceLoss] | None = None
@@ -204,7 +211,7 @@ class ModelScaler:
         assert self._observation is not None
         plan = self._policy.plan(share)
         self._sink.decided(self.model, self._observation, share, plan)
-        if self._unknown:  # these messages are clearer than the policy's own
+        if self._observation.load is None:  # these messages are clearer than the policy's own
             plan = replace(plan, alerts=self._unknown)
         return replace(plan, alerts=(*plan.alerts, *self._misfits))
 
@@ -242,11 +249,16 @@ class ModelScaler:
         return self._policy, alerts
 
     def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:
-        """Returns what the policy observes, and what is unknown. Unknown slices are as before."""
+        """Returns what the policy observes, and what is unknown. Unknown slices are as before.
+
+        For some minutes a policy may plan with those, and only add to them. It may not where models
+        share chips: another one would give up what this one may not need.
+        """
         unknown: list[str] = []
         max_age_s = self._settings.rules.max_load_age_s
         load: ModelLoad | None = None
         losses: tuple[SliceLoss, ...] = ()
+        late = ""
         try:
             load = load_of(
                 self.model,
@@ -262,9 +274,17 @@ class ModelScaler:
             report = fleet_report_of(serve_state.directory, serve_state.now_s, max_age_s)
         except ReportMissingError as error:
             unknown.append(str(error))
-            load = None  # without the slices no plan could be made from it
+            known_s = self._slices_known_s
+            if (
+                known_s is None
+                or serve_state.now_s - known_s > _SLICES_KNOWN_FOR_S
+                or serve_state.shares_chips
+            ):
+                load = None  # without the slices no plan could be made from it
+            late = f"{error}: slices are taken to be as they were, and none is given up"
         else:
             self._report = report
+            self._slices_known_s = serve_state.now_s
             engines = () if load is None else load.engines
             self._slices = slices_of(self.model, report, self._terms, engines)
             all_losses = losses_of(self.model, report)
@@ -272,7 +292,7 @@ class ModelScaler:
                 losses = tuple(each for each in all_losses if each not in self._known_losses)
             self._known_losses = frozenset(all_losses)
         targets = {name: serve_state.deployments[name].target for name in self._terms}
-        fleet = Fleet(self._slices, targets, losses)
+        fleet = Fleet(self._slices, targets, losses, late)
         return Observation(serve_state.now_s, load, fleet), tuple(unknown)
 
     def _ordered(self, plan: Plan, serve_state: ServeState) -> Plan:

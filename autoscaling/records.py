@@ -101,11 +101,16 @@ class SliceLoss:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The slices of one model, and how many each compute class was last asked for."""
+    """The slices of one model, and how many each compute class was last asked for.
+
+    `late` says, in words, why the slices are not known now; empty while they are. They are then
+    those that were known last.
+    """
 
     slices: tuple[SliceView, ...]
     targets: Mapping[str, int]
     losses: tuple[SliceLoss, ...] = ()
+    late: str = ""
 
     def of_class(self, name: str) -> tuple[SliceView, ...]:
         """Returns its slices from one compute class."""

@@ -158,6 +158,7 @@ def observation_of_json(raw: Mapping[str, Any]) -> Observation:
             ),
             targets=fleet["targets"],
             losses=tuple(SliceLoss(**each) for each in fleet["losses"]),
+            late=fleet.get("late", ""),
         ),
     )
 

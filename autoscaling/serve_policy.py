@@ -102,7 +102,8 @@ class SlicePolicy:
                 if (deployment := engine_deployment_name(scaler.model, name)) in ids
             }
             unclaimed -= {engine_deployment_name(scaler.model, name) for name in deployments}
-            states[scaler.model] = ServeState(now_s, gateways, directory, deployments)
+            shares = any(each.model == scaler.model for each in self._members)
+            states[scaler.model] = ServeState(now_s, gateways, directory, deployments, shares)
         plans = decide_together(self._scalers, states, self._quotas, self._members)
         held = tuple(
             f"{name} scales, but policy_kwargs has no model and class for it; its target is held"

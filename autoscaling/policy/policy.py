@@ -44,7 +44,7 @@ from autoscaling.policy.quotas.records import (
     chips_of,
 )
 from autoscaling.policy.rules import Rules
-from autoscaling.policy.targets import PlanInputs, plan_targets
+from autoscaling.policy.targets import PlanInputs, plan_targets, without_falls
 from autoscaling.records import Fleet, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
@@ -125,15 +125,17 @@ class SlicewisePolicy:
         Returns `None` where the last plan stands, whatever the share.
         """
         now_s, load, fleet = observation.now_s, observation.load, observation.fleet
-        for name, history in self._classes.items():
-            losses = [each for each in fleet.losses if each.compute_class == name]
-            history.observe(now_s, fleet.of_class(name), losses)
-        self._failures.observe(now_s, fleet.losses)
+        if not fleet.late:  # else nobody knows whether what waited still waits
+            for name, history in self._classes.items():
+                losses = [each for each in fleet.losses if each.compute_class == name]
+                history.observe(now_s, fleet.of_class(name), losses)
+            self._failures.observe(now_s, fleet.losses)
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             self._question = _Question(observation)
             return None
         ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
-        needed = self._need.look(now_s, load, ready, self._leading(now_s)[0].lead_s)
+        lead_s = self._leading(now_s)[0].lead_s
+        needed = self._need.look(now_s, load, ready, lead_s, stays=fleet.late)
         floor = self._floor_of(needed.need)
         self._question = _Question(observation, needed, floor)
         reliable, ideal = self._options(now_s, fleet, NOTHING_SHARED)
@@ -187,8 +189,11 @@ class SlicewisePolicy:
             self._surplus_since_s,
             self._arithmetic(now_s, needed, inputs, floor) + ahead_words(ahead),
         )
+        if fleet.late:
+            plan = without_falls(plan, fleet)
         load = needed.load
-        return replace(plan, alerts=(*load.late, *load.left_out, *map(str, self.learned.slow)))
+        late = (*load.late, *load.left_out, *filter(None, (fleet.late,)))
+        return replace(plan, alerts=(*late, *map(str, self.learned.slow)))
 
     def _shape_words(self) -> Iterator[str]:
         """What slices of other shapes count as."""

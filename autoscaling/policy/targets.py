@@ -7,7 +7,7 @@ slices that are ready. A slice goes after it has been surplus for a while.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.classes.known_ends import num_ending
@@ -117,6 +117,20 @@ def plan_targets(
         arithmetic=arithmetic,
     )
     return plan, since_s
+
+
+def without_falls(plan: Plan, fleet: Fleet) -> Plan:
+    """Returns the plan with no target below what stands, for a time at which slices are unknown."""
+    falls = [each for each in plan.decisions if each.delta < 0]
+    kept = (replace(each, reason=f"kept: {fleet.late}") for each in falls)
+    return replace(
+        plan,
+        targets={
+            name: max(target, fleet.targets.get(name, 0)) for name, target in plan.targets.items()
+        },
+        decisions=tuple(each for each in plan.decisions if each.delta > 0),
+        refusals=(*plan.refusals, *kept),
+    )
 
 
 def _supply(inputs: PlanInputs, name: str) -> _Supply:

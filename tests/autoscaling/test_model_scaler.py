@@ -174,7 +174,6 @@ def test_last_change_is_shown_until_the_next() -> None:
     [
         ({"gateways": {}}, "no gateway runs"),
         ({"gateways": {"h": None}}, "gateway h is silent: it has told no load of m"),
-        ({"directory": ()}, "the directory tells no slices"),
         ({"gateways": {"h": Report(NOW_S - 100, load_stats("m", LoadSample(0, 0, 0, 0, 1, 1)))}},
          "gateway h is left out: it has told no load for 120 s; allowed: 60 s"),
     ],
@@ -190,6 +189,91 @@ def test_what_is_missing_or_stale_holds_the_targets_and_is_an_alert(
     assert plan.alerts[0].startswith(reason)
     assert plan.demand_slices is None
     assert stage.sink.observations[-1].load is None
+
+
+SILENT: dict[str, Any] = {"directory": ()}
+
+
+def deployed(targets: Mapping[str, int]) -> dict[str, Bounds]:
+    return {name: replace(EMPTY[name], target=target) for name, target in targets.items()}
+
+
+def test_silent_directory_lets_the_need_rise_once_and_nothing_fall() -> None:
+    stage = Stage()
+    stage.records = tuple(life(name, hosts_of(name), model="m") for name in "abc")
+    before = stage.step(25.0).targets
+    grown = stage.step(60.0, deployments=deployed(before), **SILENT)
+    assert grown.targets["spot"] > before["spot"]
+    assert grown.alerts == (
+        "the directory tells no slices: slices are taken to be as they were, and none is given up",
+    )
+    # What was asked for is not asked for twice, though nobody sees that it comes.
+    for _ in range(3):
+        plan = stage.step(60.0, deployments=deployed(grown.targets), **SILENT)
+        assert plan.targets == grown.targets
+    for _ in range(10):
+        plan = stage.step(5.0, deployments=deployed(grown.targets), **SILENT)
+        assert plan.targets == grown.targets
+    assert any(
+        each.reason.startswith("none goes while the directory tells no slices")
+        for each in plan.refusals
+    )
+    plan = stage.step(5.0, deployments=deployed(grown.targets))
+    assert plan.targets["spot"] < grown.targets["spot"]
+    assert plan.alerts == ()
+
+
+def test_silent_directory_lets_no_order_be_withdrawn() -> None:
+    stage = Stage()
+    stage.records = tuple(life(name, hosts_of(name), model="m") for name in "abc")
+    stage.step(25.0)
+    ordered = {"reserved": 2, "spot": 6}
+    plan = stage.step(25.0, deployments=deployed(ordered), **SILENT)
+    assert plan.targets == ordered
+    assert any(
+        each.compute_class == "spot" and each.reason.startswith("kept: the directory tells no")
+        for each in plan.refusals
+    )
+    assert stage.step(25.0, deployments=deployed(ordered)).targets["spot"] < 6
+
+
+def test_order_does_not_become_late_while_nobody_sees_whether_it_waits() -> None:
+    stage = Stage()
+    waits = life("r-1", model="m", at_s=NOW_S)
+    stage.records = (waits,)
+    patience_s = 1.5 * TERMS[1].provisioning_s
+    have = deployed({"reserved": 2, "spot": 1})
+    stage.step(25.0, deployments=have)
+    while stage.now_s < NOW_S + patience_s + 60.0:
+        plan = stage.step(25.0, deployments=have, **SILENT)
+    assert not any("backing off" in each.reason for each in plan.refusals)
+    assert any("late" in each.reason for each in stage.step(25.0, deployments=have).refusals)
+
+
+def test_slices_that_nobody_has_seen_for_minutes_hold_the_targets_both_ways() -> None:
+    stage = Stage()
+    have = stage.step(25.0).targets
+    while stage.now_s < NOW_S + 310.0:
+        plan = stage.step(25.0, deployments=deployed(have), **SILENT)
+        assert plan.targets == have
+    assert plan.demand_slices is not None
+    plan = stage.step(90.0, deployments=deployed(have), **SILENT)
+    assert (plan.targets, plan.demand_slices) == (have, None)
+    assert plan.alerts == ("the directory tells no slices",)
+
+
+@pytest.mark.parametrize("changes", [{"shares_chips": True}, {}])
+def test_slices_that_were_never_known_or_share_chips_hold_the_targets(
+    changes: dict[str, Any],
+) -> None:
+    stage = Stage()
+    have = {"reserved": 1, "spot": 0}
+    if changes:
+        stage.step(5.0, deployments=deployed(have))
+    plan = stage.step(90.0, deployments=deployed(have), **SILENT, **changes)
+    assert (plan.targets, plan.demand_slices) == (have, None)
+    assert plan.alerts == ("the directory tells no slices",)
+    assert sum(stage.step(90.0, deployments=deployed(have)).targets.values()) > 1
 
 
 def test_directory_that_restarted_has_lost_no_slice() -> None:

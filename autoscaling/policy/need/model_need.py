@@ -98,10 +98,13 @@ class ModelNeed:
         self._added = 0.0
         self._backlog_since_s: float | None = None
 
-    def look(self, now_s: float, load: ModelLoad, ready: Counter[str], lead_s: float) -> Needed:
+    def look(
+        self, now_s: float, load: ModelLoad, ready: Counter[str], lead_s: float, stays: str = ""
+    ) -> Needed:
         """Returns what `load` needs; `ready` slices are there by class.
 
-        A slice that is asked for now of the soonest class serves after `lead_s`.
+        A slice that is asked for now of the soonest class serves after `lead_s`. `stays` says why
+        the need may not fall; empty: the load decides.
         """
         self._learn(now_s, load)
         num_ready = sum(count * self.weight(name) for name, count in ready.items())
@@ -109,12 +112,13 @@ class ModelNeed:
         self._look_at_pressure(now_s, load, num_ready)
         demand = self._demand(now_s, load, num_ready, lead_s)
         least = self._held_need(now_s, self._bounded(now_s, load, demand))
-        need, stays = self._kept_need(now_s, load, least, num_ready)
+        why = stays or why_nothing_may_go(load, self._rules) or self._pressed_because
+        need, kept_because = self._kept_need(now_s, why, least, num_ready)
         batch = self._batch_capacity(now_s, load, need, demand.mean, lead_s)
         whole = min(need + batch.slices, self._rules.max_slices)
         notes = tuple(filter(None, (self._carries, batch.words, *load.left_out)))
         pressing = min(need, self._held_need(now_s, self._pressing(now_s, load), _NOW))
-        return Needed(load, demand, num_ready, pressing, least, need, whole, stays, notes)
+        return Needed(load, demand, num_ready, pressing, least, need, whole, kept_because, notes)
 
     def weight(self, compute_class: str) -> float:
         """What a slice of a class carries of requests as they lately were; see `Profiles`."""
@@ -256,10 +260,9 @@ class ModelNeed:
         )
 
     def _kept_need(
-        self, now_s: float, load: ModelLoad, needed: int, num_ready: float
+        self, now_s: float, stays: str | None, needed: int, num_ready: float
     ) -> tuple[int, str | None]:
         """Returns the slices to plan for, and why no fewer; `None` where it is what is needed."""
-        stays = why_nothing_may_go(load, self._rules) or self._pressed_because
         kept = min(self._floor.raised(needed, math.floor(num_ready), stays), self._rules.max_slices)
         need = self._turns.bounded(now_s, kept)
         if need > kept:
