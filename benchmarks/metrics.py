@@ -85,6 +85,7 @@ class UncountedRequest(RequestTelemetry):
         self,
         engine: DispatchedEngine,  # noqa: ARG002
         choice: EngineChoice,
+        num_named: int,  # noqa: ARG002
         now_s: float,  # noqa: ARG002
     ) -> None:
         """Nothing but which engine it was: others read that."""

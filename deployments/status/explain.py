@@ -135,8 +135,13 @@ def _dispatched(event: dict[str, Any]) -> str:
     return (
         f"goes to {event['engine_id']} ({where}): {event['reason']}; {event['tokens']} tokens, "
         f"{cached}; before it {event['line_tokens']} tokens in line and {event['in_flight']} "
-        f"sequences; {event['engines']} engines"
+        f"sequences; {event['engines']} engines{_named(event)}"
     )
+
+
+def _named(event: dict[str, Any]) -> str:
+    count = event.get("blocks_named")  # an earlier gateway does not tell
+    return f"; {count} blocks named" if count else ""
 
 
 def _answered(event: dict[str, Any]) -> str:

@@ -409,6 +409,11 @@ SERVING_COUNTS = (
         "there (found) or not (missing), and those that were there unexpected (unforeseen)",
         outcome=3,
     ),
+    _counter(
+        Scope.CLASS,
+        "slicewise_named_blocks_total",
+        "Blocks of prompts that the gateway named, to know what of them engines have cached",
+    ),
     _counter(Scope.CLASS, "slicewise_output_tokens_total", "Tokens from engines", tenant=_TENANTS),
     _counter(
         Scope.CLASS,

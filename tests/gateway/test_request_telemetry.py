@@ -74,7 +74,7 @@ class StagedFleet:
 
 def dispatched(request: RequestTelemetry, compute_class: str, now_s: float) -> None:
     """The request is given to an engine of this class."""
-    request.dispatched(StagedEngine(compute_class), EngineChoice(Because.ONLY_ONE, 1), now_s)
+    request.dispatched(StagedEngine(compute_class), EngineChoice(Because.ONLY_ONE, 1), 3, now_s)
 
 
 def step(telemetry: ModelTelemetry, now_s: float, *outputs: tuple[RequestTelemetry, int]) -> None:
@@ -178,6 +178,7 @@ def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -
     assert value(samples, "slicewise_resumes_total", **SPOT, cause="lost") == 1
     assert value(samples, "slicewise_resumes_total", **ON_DEMAND, cause="draining") == 1
     assert value(samples, "slicewise_dispatches_total", **SPOT, reason="only_one") == 2
+    assert value(samples, "slicewise_named_blocks_total", **SPOT) == 6
     assert value(samples, "slicewise_dispatches_total", **ON_DEMAND, reason="only_one") == 1
     assert sum_and_count(samples, "slicewise_resume_stall_seconds", **SPOT) == (1.5, 1)
     # The prompt went to an engine once for its client, however often it was computed.

@@ -101,8 +101,8 @@ def block_hashes(
     """Yields the names (32 bytes) of the full blocks of these tokens, the first one first.
 
     `parent` is the name of the block before the first of them. `extra` has what each block depends
-    on besides its tokens; `None` if none does on anything. Each name costs some 10 us (16 tokens),
-    so whoever can stop early should.
+    on besides its tokens; `None` if none does on anything. Each name costs 1.2 to 2.1 us (16
+    tokens), so whoever can stop early should.
     """
     starts = range(0, len(token_ids) - block_size + 1, block_size)
     for start, keys in zip(starts, extra or itertools.repeat(None), strict=False):

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from serving.domain.tokens.block_hashes import NO_CONTEXT, BlockContext, block_hashes
 from serving.domain.tokens.cached_blocks import CacheLayout, key_of
 
-# A block's name costs some 10 us on the event loop. What a longer prompt has cached beyond these
-# is not known.
+# A name costs 1.2 to 2.1 us on the event loop (16 tokens; docs/adr/0027). What a longer
+# prompt has cached beyond these is not known.
 _MAX_BLOCKS = 1024
 
 # What names depend on at an engine: its block size, unit and root, and where it has the adapter.
@@ -21,10 +21,16 @@ class NamedBlocks:
         self._token_ids = token_ids
         self.context = context
         self._known: dict[_Naming, tuple[list[bytes], Iterator[bytes]]] = {}
+        self._num_named = 0
 
     def __len__(self) -> int:
         """How many tokens there are."""
         return len(self._token_ids)
+
+    def take_num_named(self) -> int:
+        """Returns how many blocks were named since it was asked last."""
+        count, self._num_named = self._num_named, 0
+        return count
 
     def followed_by(self, token_ids: Sequence[int]) -> "NamedBlocks":
         """Returns those of the same tokens with these behind them."""
@@ -59,5 +65,6 @@ class NamedBlocks:
         extra = self.context.extra_keys(layout.block_size, adapter_path)
         names = block_hashes(tokens, layout.block_size, layout.root, extra)
         for number, name in enumerate(names, 1):
+            self._num_named += 1
             if number % layout.blocks_of_unit == 0:
                 yield key_of(name)

@@ -496,9 +496,10 @@ class Dispatcher:
         connection.requests[request.wire_id] = request
         connection.num_dispatched += 1
         self._batch.began(request)
-        request.telemetry.dispatched(connection, choice, time.monotonic())
-        self._engines.sent(request)
         told = self._expect(request, connection.engine_id)
+        num_named = 0 if request.blocks is None else request.blocks.take_num_named()
+        request.telemetry.dispatched(connection, choice, num_named, time.monotonic())
+        self._engines.sent(request)
         try:
             connection.link.submit(request.to_message(told))
         except LinkClosedError as error:

@@ -232,6 +232,7 @@ def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> Non
             for name, histogram in _HISTOGRAMS.items():
                 families.add(name, labels, histogram(numbers))
             families.add("slicewise_output_chunks_total", labels, numbers.output_chunks)
+            families.add("slicewise_named_blocks_total", labels, numbers.named_blocks)
             for objective, of_objective in _OBJECTIVES.items():
                 for result in OBJECTIVE_RESULTS:
                     judged = labels | {"objective": objective, "result": result}

@@ -143,6 +143,7 @@ class ClassMetrics:
     ttft_objective: ObjectiveCount = field(default_factory=ObjectiveCount)
     tpot_objective: ObjectiveCount = field(default_factory=ObjectiveCount)
     cache_forecast: CacheForecast = field(default_factory=CacheForecast)
+    named_blocks: int = 0
     tenants: dict[str, TokenCount] = field(default_factory=dict)
     sequences: Counter[str] = field(default_factory=Counter)  # by outcome
     dispatches: Counter[str] = field(default_factory=Counter)  # by what decided, see `Because`

@@ -330,14 +330,20 @@ class RequestTelemetry:
         if self.trace is not None:
             self.trace.waits(reason)
 
-    def dispatched(self, engine: DispatchedEngine, choice: EngineChoice, now_s: float) -> None:
-        """Notes which engine has it, its first one or a later one, and why."""
+    def dispatched(
+        self, engine: DispatchedEngine, choice: EngineChoice, num_named: int, now_s: float
+    ) -> None:
+        """Notes which engine has it, its first one or a later one, and why.
+
+        To know what of it is cached, `num_named` blocks had to be named.
+        """
         self.choice = choice
         context = self.context
         numbers = self.owner.metrics.of_class(engine.compute_class)
         self.numbers = context.numbers = numbers
         self.tokens = numbers.of_tenant(context.tenant)
         numbers.dispatches[choice.because] += 1
+        numbers.named_blocks += num_named
         if self.dispatched_at_s is None:
             self.dispatched_at_s = now_s
             numbers.queue_time.observe(context.waited_s + now_s - self.taken_at_s)
@@ -352,6 +358,7 @@ class RequestTelemetry:
                 compute_class=engine.compute_class,
                 slice=engine.slice_name,
                 **choice.facts(),
+                blocks_named=num_named,
             )
         if self.trace is not None:
             self.trace.dispatched(engine.trace_attributes, choice.reason, choice.num_engines)

@@ -51,7 +51,7 @@ def told() -> list[str]:
     story.tell("waits", 10.002, sequence=0, reason="no engine has room for it")
     choice = EngineChoice(Because.CACHED, 4, 700, 512, 300, 7)
     engine = {"engine_id": "e1", "compute_class": "spot", "slice": "a-0"}
-    story.tell("dispatched", 10.5, sequence=0, **engine, **choice.facts())
+    story.tell("dispatched", 10.5, sequence=0, **engine, **choice.facts(), blocks_named=48)
     story.tell("found_cached", 10.6, sequence=0, tokens=512)
     story.tell("first_token", 10.6, sequence=0)
     story.tell("left", 11.0, sequence=0, cause="lost", reason="silent", emitted_tokens=20)
@@ -75,7 +75,8 @@ def test_a_story_is_told_in_words() -> None:
         "0.001 s admitted",
         "0.002 s 0 waits: no engine has room for it",
         "0.500 s 0 goes to e1 (spot, slice a-0): for what it has cached (512 tokens); 700 tokens,"
-        " 512 of them cached; before it 300 tokens in line and 7 sequences; 4 engines",
+        " 512 of them cached; before it 300 tokens in line and 7 sequences; 4 engines; 48"
+        " blocks named",
         "0.600 s 0 512 tokens were in the engine's cache",
         "0.600 s 0 first token",
         "1.000 s 0 leaves its engine (lost: silent) after 20 tokens",

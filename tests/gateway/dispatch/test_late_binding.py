@@ -335,6 +335,27 @@ async def test_a_request_goes_where_most_of_it_is_cached() -> None:
     assert some.running == ["b"]
 
 
+async def test_blocks_are_named_as_far_as_an_engine_has_them_and_counted() -> None:
+    fleet = Fleet()
+    numbers = fleet.dispatcher.telemetry.metrics.of_class("local")
+    link = with_cache(fleet, "e1", PROMPT[:400])
+    # Of 1,000 tokens 384 are known, in units of 128 that have eight blocks each; and all that
+    # the engine will have are named for it, 62 blocks that are full.
+    fleet.submit("a", prompt=PROMPT, blocks=NamedBlocks(PROMPT))
+    assert numbers.named_blocks == 62
+    link.step()
+    fleet.dispatcher.abort(["a"])
+    fleet.submit("b", prompt=[7] * 20)  # what engines call its blocks is not known
+    assert numbers.named_blocks == 62
+    # One that moves is named anew, with what it has emitted.
+    fleet.submit("c", prompt=PROMPT[:200], blocks=NamedBlocks(PROMPT[:200]), max_tokens=90)
+    assert numbers.named_blocks == 62 + 12
+    link.step(60)
+    with_cache(fleet, "e2", [])
+    link.end()
+    assert numbers.named_blocks == 62 + 12 + 16
+
+
 async def test_a_longer_line_outweighs_what_is_cached() -> None:
     """A hot beginning spreads when its engine has three times in line what it would save."""
     fleet = Fleet()
