@@ -62,6 +62,7 @@ BESIDE = {
     "serving/gateway/streams/turns.py",
     "serving/gateway/telemetry/request_metrics.py",
     "serving/gateway/telemetry/request_story.py",
+    "serving/link/batch_counts.py",
     "serving/link/cache_teller.py",
     "serving/link/heartbeat.py",
     "serving/link/request_spans.py",
