@@ -25,7 +25,7 @@ class Rules:
     min_slices: int = 0
     max_slices: int = 10_000
     idle_s: float = 300.0
-    floor_ratio: float = 0.5
+    floor_ratio: float = 0.25
     shortage_ratio: float = 60.0
     tpot_margin: float = 0.95
     spread: float = 2.8

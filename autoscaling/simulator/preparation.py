@@ -7,7 +7,7 @@ a seed.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,8 +139,9 @@ def prepare_run(
         objectives,
         min_slices=scenario.rules.min_slices,
         max_slices=scenario.rules.max_slices,
-        floor_ratio=scenario.rules.floor_ratio,
     )
+    if scenario.rules.floor_ratio is not None:
+        rules = replace(rules, floor_ratio=scenario.rules.floor_ratio)
     return PreparedRun(scenario, seed, requests, classes, rules, offered, used)
 
 

@@ -140,7 +140,8 @@ class RuleConfig(_Part):
 
     min_slices: Annotated[int, Field(ge=0)] = 0
     max_slices: Annotated[int, Field(ge=1)] = 10_000
-    floor_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
+    floor_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    """`None`: as the policy has it when nobody says."""
 
 
 class Scenario(_Part):
