@@ -100,6 +100,7 @@ class RequestFields(_JudgedFields):  # type: ignore[misc, valid-type]
     data_2: msgspec.Raw = _ABSENT
 
     service_tier: Any = None
+    stream: Any = None
 
     structured_outputs: Any = None
     chat_template: msgspec.Raw = _ABSENT
@@ -162,7 +163,8 @@ def judge_fields(path: str, fields: RequestFields, rules: BodyRules) -> JudgedBo
     elif path not in ENGINELESS_ROUTES:
         check_inputs(fields, rules.max_inputs)
     tier = asked_tier(fields.service_tier)
-    return JudgedBody(fields.model, fields.user_id(), has_own_template(fields), tier)
+    is_stream = fields.stream is True and path in GENERATE_ROUTES
+    return JudgedBody(fields.model, fields.user_id(), has_own_template(fields), tier, is_stream)
 
 
 def asked_tier(value: object) -> ServiceTier | None:

@@ -19,6 +19,7 @@ from serving.config.api_keys import KeyRecord, KeyScope
 from serving.config.application import AppConfig, OpenField
 from serving.domain.dashboard_messages import PageAnswer, PageRequest
 from serving.domain.errors import (
+    GatewayFaultError,
     MalformedRequestError,
     RequestError,
     UnknownModelError,
@@ -71,7 +72,12 @@ from serving.gateway.edge.routes import (
     methods_of,
     route_of,
 )
-from serving.gateway.edge.stream_errors import as_request_error, error_event, is_error_event
+from serving.gateway.edge.stream_errors import (
+    answered_error,
+    as_request_error,
+    error_event,
+    is_error_event,
+)
 from serving.gateway.forks.bodies.messages import BodyRules
 from serving.gateway.forks.bodies.reader import BodyReader
 from serving.gateway.forks.bodies.sizes import SHORT_BYTES
@@ -93,6 +99,9 @@ _Done = TypeVar("_Done")
 # Headers that are not passed on as they came: vLLM's frontend would use the trace, or complain, or
 # let every web page read the answer.
 _OURS = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"origin"})
+
+# As vLLM sends it.
+_EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class ModelFrontend(ListedModel, Protocol):
@@ -356,6 +365,8 @@ class HttpEdge:
         if target.needs_engine and fields is not None:
             check_fields(fields, frontend.body_judge, exchange.path)
         headers = passed_headers(exchange.scope["headers"], opened)
+        if judged.is_stream:
+            exchange.expect_stream()
         app = await exchange.unless_left(frontend.enter(target))
         exchange.context.admitted()
         exchange.connect(self._unread)
@@ -412,6 +423,10 @@ class _Exchange:
         self._is_whole = self._has_left = self._has_failed = False
         self._is_replaced = self._is_stream = False
         self._sent = b""  # of a stream whose events are numbered: the last of it
+        # The status of what a stream that had no output ended with, and what was answered in place
+        # of one whose head had gone: its status and its body.
+        self._told_status: int | None = None
+        self._unstreamed: tuple[int, bytearray] | None = None
         taken = _taken_request_id(scope)
         request_id = taken or uuid.uuid4().hex
         self._body: HeldBody | None = None  # until it is read
@@ -448,18 +463,23 @@ class _Exchange:
             await self._respond_error(error)
         except Exception:
             self._has_failed = True
+            if self._was_begun:
+                await self._end_stream(GatewayFaultError())
             raise
         finally:
             if self._body is not None:
                 self._body.give_back()
             if self.context.head is not None:
                 self.context.head.close()
+            if self._was_begun:
+                self._status = 200
             if self.context.connection is not None:
                 self.context.connection.caught_up()
             self.context.ended(
                 time.monotonic(),
                 _label(self.path),
                 self._status,
+                told_status=self._told_status,
                 is_whole=self._is_whole,
                 # The client left before it had the whole answer; known at the end.
                 is_cancelled=self._has_left or not (self._is_whole or self._has_failed),
@@ -488,6 +508,21 @@ class _Exchange:
         if decision.error is not None:
             raise decision.error
         self.context.quota = decision.ticket
+
+    def expect_stream(self) -> None:
+        """Has a stream begun in time, also while the request waits for an engine.
+
+        All headers that are known only with the request have to be there.
+        """
+        headers = [_EVENT_STREAM, *self._own_headers]
+        self.context.head = AnswerHead(self._send)
+        self.context.head.hold({"type": "http.response.start", "status": 200, "headers": headers})
+
+    @property
+    def _was_begun(self) -> bool:
+        """True if the head of a stream has gone, and nothing has answered yet."""
+        head = self.context.head
+        return head is not None and head.was_sent and self._status is None
 
     def add_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Adds headers to whatever will be answered."""
@@ -544,8 +579,7 @@ class _Exchange:
                 self._answer_instead(error)
                 await self._answer_replaced()
                 return
-            body = error_event(error, self.path, self._sent)
-            await self._send_with_headers({"type": "http.response.body", "body": body})
+            await self._end_stream(error)
         await self._answer_replaced()
 
     async def _answer_replaced(self) -> None:
@@ -576,9 +610,27 @@ class _Exchange:
         self.context.failure = error
 
     async def _respond_error(self, error: RequestError) -> None:
+        """Answers with an error, or tells it in the stream that has been begun for the request."""
+        if self._was_begun:
+            await self._end_stream(error)
+            return
+        if self.context.head is not None:
+            self.context.head.drop()
         body = error_body(error, self.path)
         response = JSONResponse(body, status_code=error.status, headers=error_headers(error))
         await self.respond(response)
+
+    async def _end_stream(self, error: RequestError) -> None:
+        """Tells an error as the last event of a stream whose head has gone, or goes with it."""
+        self._status, self._is_stream = 200, True
+        self._is_whole, self._is_replaced = True, False
+        self._note_told(error)
+        body = error_event(error, self.path, self._sent)
+        await self._send_with_head({"type": "http.response.body", "body": body})
+
+    def _note_told(self, error: RequestError) -> None:
+        if not self.context.has_begun:
+            self._told_status = error.status
 
     async def read_body(self, room: BodyRoom) -> bytes:
         """Returns the whole body, which is held until the request ends; see `HeldBody.read`."""
@@ -586,27 +638,50 @@ class _Exchange:
         return await self._body.read(self._receive, self.scope["headers"])
 
     async def _send_with_headers(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        is_start = message["type"] == "http.response.start"
+        if is_start:
             # vLLM writes our errors in its own form, without their codes and without `Retry-After`.
             self._is_replaced = message["status"] >= 400 and self.context.failure is not None
         if self._is_replaced:
             return
-        if message["type"] == "http.response.start":
+        if is_start and self._was_begun:
+            self._follow_head(message)
+            return
+        if is_start:
             self._status = message["status"]
             self._is_stream = _is_event_stream(message)
             headers = [*message.get("headers", []), *self._own_headers]
             message = {**message, "headers": headers}
             if self._is_stream:
-                self.context.head = AnswerHead(self._send)
+                self.context.head = self.context.head or AnswerHead(self._send)
                 self.context.head.hold(message)
                 return
+            if self.context.head is not None:
+                self.context.head.drop()
         elif message["type"] == "http.response.body":
+            if self._unstreamed is not None:
+                await self._take_unstreamed(message)
+                return
             if self._is_stream:
                 await self._send_of_stream(message)
                 return
             self.context.answers()
             self._is_whole = not message.get("more_body", False)
         await self._send(message)
+
+    def _follow_head(self, start: Message) -> None:
+        """Notes what an application answers behind the head that has gone in place of its own."""
+        self._status, self._is_stream = 200, True
+        if start["status"] != 200 or not _is_event_stream(start):
+            self._unstreamed = start["status"], bytearray()
+
+    async def _take_unstreamed(self, message: Message) -> None:
+        """Takes in an answer that is no stream; whole, it ends the stream that was begun."""
+        assert self._unstreamed is not None
+        status, body = self._unstreamed
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            await self._end_stream(answered_error(status, bytes(body)))
 
     async def _send_of_stream(self, message: Message) -> None:
         """Sends a part of a stream; what comes before the first output waits with the head.
@@ -622,6 +697,7 @@ class _Exchange:
                 return
             message = {**message, "body": error_event(error, self.path)}
             self.context.failure = None  # told
+            self._note_told(error)
         elif body and self.path in NUMBERED_ROUTES:
             self._sent = body
         self._is_whole = is_last
@@ -630,6 +706,8 @@ class _Exchange:
                 head.keep(message)
                 return
             await self._send_with_head(message)
+            if not (is_last or self.context.has_begun):
+                head.stands_still()
             return
         self.context.answers()
         await self._send(message)

@@ -6,6 +6,7 @@ vLLM writes them without type and code, on `/v1/messages` as a fault of its own,
 
 import json
 import re
+from typing import Any
 
 from serving.domain.errors import (
     GatewayFaultError,
@@ -48,6 +49,37 @@ def error_event(error: RequestError, path: str, sent: bytes = b"") -> bytes:
 
 def _event(name: str, data: object) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class _AnsweredError(RequestError):
+    """A model's application has answered with an error. What the client does is up to the status.
+
+    `told` is what the answer says of it, in either API's form.
+    """
+
+    def __init__(self, status: int, told: dict[str, Any]) -> None:
+        super().__init__(status, told)
+        self.status = status
+        self.message = str(told["message"])
+        self.kind = str(told.get("type") or self.kind)
+        self.param, self.code = _text(told.get("param")), _text(told.get("code"))
+
+
+def answered_error(status: int, body: bytes) -> RequestError:
+    """Returns the error that an application has answered with in place of a stream.
+
+    An answer that is none, or cannot be read, is a fault of the gateway.
+    """
+    try:
+        told: Any = json.loads(body)["error"]
+        return _AnsweredError(status, told) if status >= 400 else GatewayFaultError()
+    except (ValueError, KeyError, TypeError):
+        return GatewayFaultError()
+
+
+def _text(value: object) -> str | None:
+    # Among vLLM's are numbers: the status, which a stream cannot have any more.
+    return None if value is None else str(value)
 
 
 def as_request_error(fault: BaseException) -> RequestError:

@@ -1,5 +1,6 @@
 """When a stream's head is sent: with its first output, or after a while of waiting for it.
 
+It waits from when the request may wait for an engine, before there is an application that answers.
 Until the head has gone, a request that fails is answered with the status and the headers of its
 error, which say whether and when to try again. Proxies and clients give up a connection on which
 nothing comes, so the head goes in time all the same, and comments after it, which readers of
@@ -26,7 +27,7 @@ class AnswerHead:
     After that it sends comments while the stream stands still, if it is told so.
     """
 
-    __slots__ = ("_parts", "_send", "_sending", "_timer", "is_held")
+    __slots__ = ("_parts", "_send", "_sending", "_timer", "is_held", "was_sent")
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -34,12 +35,17 @@ class AnswerHead:
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None  # of what the timer sends
         self.is_held = False
+        self.was_sent = False  # the head itself
 
     def hold(self, head: Message) -> None:
-        """Holds a head back, for `HEAD_AFTER_S` at the longest."""
+        """Holds a head back, for `HEAD_AFTER_S` at the longest.
+
+        It takes the place of one that is held already, and goes when that would have gone.
+        """
+        if not self.is_held:
+            self._arm(HEAD_AFTER_S)
         self.is_held = True
         self._parts = [head]
-        self._arm(HEAD_AFTER_S)
 
     def keep(self, part: Message) -> None:
         """Keeps a part that comes before the first output, to go with the head."""
@@ -101,6 +107,7 @@ class AnswerHead:
             await self._send(_COMMENT)
 
     async def _send_parts(self) -> None:
+        self.was_sent |= self.is_held
         self.is_held = False
         parts, self._parts = self._parts, []
         for part in parts:

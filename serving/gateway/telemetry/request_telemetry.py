@@ -195,8 +195,13 @@ class RequestContext:
         *,
         is_whole: bool,
         is_cancelled: bool,
+        told_status: int | None = None,
     ) -> None:
-        """Notes the end. `status` is `None` when no answer was begun; `route` is a label."""
+        """Notes the end. `status` is `None` when no answer was begun; `route` is a label.
+
+        `told_status` is that of the error that a stream without an output ended with; `None` if it
+        is no such.
+        """
         model = self.model or ""
         if status is not None:
             self.edge.answered(model, route, status)
@@ -205,11 +210,11 @@ class RequestContext:
             if self.connection is not None and self.connection.was_ended:
                 self.edge.left_unread(model, self.tenant)
                 self.tell("unread", now_s)
-        elif is_whole and status is not None and status < 400:
+        elif is_whole and status is not None and (told_status or status) < 400:
             self.answered(now_s)
         self.tell("answered", now_s, status=status, client_left=is_cancelled)
         if self.quota is not None:
-            self.quota.end(was_refused=status in _REFUSED)
+            self.quota.end(was_refused=(told_status or status) in _REFUSED)
         if self.trace is not None:
             self.trace.ended(status, has_client_left=is_cancelled)
         log_traced(

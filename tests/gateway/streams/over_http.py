@@ -37,15 +37,16 @@ async def http_server(
 class HttpStream:
     """A streamed answer as it comes over HTTP: the bodies of its chunks."""
 
-    def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, port: int, path: str, body: dict[str, Any], key: str = "none") -> None:
         self.parts: list[bytes] = []
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.came = asyncio.Event()
         self.may_read = asyncio.Event()
         self.may_read.set()
-        self.task = asyncio.ensure_future(self._run(port, path, json.dumps(body).encode()))
+        self.task = asyncio.ensure_future(self._run(port, path, json.dumps(body).encode(), key))
 
-    async def _run(self, port: int, path: str, body: bytes) -> None:
+    async def _run(self, port: int, path: str, body: bytes, key: str) -> None:
         own = socket.socket()
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
         own.settimeout(0)
@@ -53,11 +54,13 @@ class HttpStream:
         reader, writer = await asyncio.open_connection(sock=own, limit=_SOCKET_BYTES)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         # In every event: a long one fills buffers soon.
-        head += f"x-request-id: {id(self):0>120}\r\n"
+        head += f"x-request-id: {id(self):0>120}\r\nauthorization: Bearer {key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
             answer = await reader.readuntil(b"\r\n\r\n")
             self.status = int(answer.split()[1])
+            lines = answer.decode().splitlines()[1:-1]
+            self.headers = dict(line.lower().split(": ", 1) for line in lines)
             assert b"transfer-encoding: chunked" in answer, answer
             while size := int(await reader.readuntil(b"\n"), 16):
                 self.parts.append(await reader.readexactly(size))

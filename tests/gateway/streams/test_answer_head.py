@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,7 +35,7 @@ class Client:
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
-        self.num_heads = 0
+        self.num_heads = self.status = 0
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.asked = asyncio.Event()
@@ -45,6 +46,7 @@ class Client:
         await self.may_read.wait()
         if message["type"] == "http.response.start":
             self.num_heads += 1
+            self.status = message["status"]
             assert not self.got
         else:
             self.got.append(message["body"])
@@ -81,6 +83,17 @@ async def test_head_that_is_dropped_is_never_sent() -> None:
     head.drop()
     await head.release()
     assert (client.num_heads, head.has_part) == (0, False)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_head_that_takes_the_place_of_one_that_waits_goes_when_that_would_have_gone() -> None:
+    client = Client()
+    head = AnswerHead(client.send)
+    head.hold({**HEAD, "status": 500})
+    head.hold(HEAD)
+    await client.has(1)
+    assert (client.num_heads, client.status, head.was_sent) == (1, 200, True)
+    head.close()
 
 
 @pytest.mark.usefixtures("_soon")
@@ -209,3 +222,105 @@ async def test_over_http_a_stream_has_no_head_before_its_first_output() -> None:
         model.has_output.set()
         await stream.task
     assert (stream.status, len(stream.parts)) == (200, 2)
+
+
+class Answering(EchoFrontend):
+    """A model that takes a request once it is told to, and answers it as it is told."""
+
+    def __init__(self, answer: ASGIApp) -> None:
+        super().__init__("m")
+        self.may_enter = asyncio.Event()
+        self._app = answer
+
+    async def enter(self, target: RequestTarget) -> ASGIApp:
+        await self.may_enter.wait()
+        return self._app
+
+
+async def begun_stream(model: Answering, port: int) -> HttpStream:
+    """A stream that has waited until it was begun; the model takes it now."""
+    stream = HttpStream(port, "/v1/completions", {"model": "m", "stream": True})
+    await comments(stream, 1)
+    model.may_enter.set()
+    return stream
+
+
+async def comments(stream: HttpStream, count: int) -> None:
+    while stream.parts.count(COMMENT) < count:
+        stream.came.clear()
+        await stream.came.wait()
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_over_http_comments_go_on_behind_what_comes_before_the_first_output() -> None:
+    has_output = asyncio.Event()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(part(b"data: {}\n\n"))
+        await has_output.wait()
+        context = REQUEST_CONTEXT.get()
+        assert context is not None
+        context.has_begun = True
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    model = Answering(answer)
+    async with asyncio.timeout(DEADLINE_S), http_server(edge_over(model)) as port:
+        stream = await begun_stream(model, port)
+        while b"data: {}\n\n" not in stream.parts:
+            stream.came.clear()
+            await stream.came.wait()
+        await comments(stream, stream.parts.count(COMMENT) + 2)
+        has_output.set()
+        await stream.task
+    assert [each for each in stream.parts if each != COMMENT] == [
+        b"data: {}\n\n",
+        b"data: [DONE]\n\n",
+    ]
+
+
+async def _fails(scope: Scope, receive: Receive, send: Send) -> None:
+    raise KeyError("the prompt")
+
+
+async def _answers_whole(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send(part(b'{"choices": '))
+    await send({"type": "http.response.body", "body": b"[]}"})
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("answer", [_fails, _answers_whole])
+async def test_over_http_a_begun_stream_whose_answer_is_none_is_told_that_the_gateway_failed(
+    answer: ASGIApp,
+) -> None:
+    model = Answering(answer)
+    async with asyncio.timeout(DEADLINE_S), http_server(edge_over(model)) as port:
+        stream = await begun_stream(model, port)
+        await stream.task
+    assert stream.status == 200
+    (told,) = stream.events
+    assert told["error"]["code"] == "internal_error"
+    assert b"prompt" not in b"".join(stream.parts)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_over_http_a_body_that_only_looks_like_a_streams_waits_without_a_head() -> None:
+    """`stream` of another route, and what vLLM takes for `true`."""
+    model = Answering(_answers_whole)
+    async with asyncio.timeout(DEADLINE_S), http_server(edge_over(model)) as port:
+        asked = [
+            asyncio.create_task(post(port, path, {"model": "m", "stream": stream}))
+            for path, stream in (("/v1/embeddings", True), ("/v1/completions", "true"))
+        ]
+        await asyncio.sleep(10 * SHORT_S)
+        assert not any(each.done() for each in asked)
+        model.may_enter.set()
+        assert [await each for each in asked] == [(200, b'{"choices": []}')] * 2
+
+
+async def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        answer = await client.post(path, json=body)
+    return answer.status_code, answer.content

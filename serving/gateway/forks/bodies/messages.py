@@ -18,13 +18,15 @@ class JudgedBody(msgspec.Struct, frozen=True, tag=True):
     """What the edge has to know of a body in which it found no fault.
 
     `model`, `user_id` and `service_tier` are `None` if the body names none. With a chat template of
-    its own it is rendered in a fork, however short it is.
+    its own it is rendered in a fork, however short it is. It `is_stream` if it asks for one, in the
+    plain way; vLLM takes `1` and `"true"` for `true` too.
     """
 
     model: str | None
     user_id: str | None
     has_own_template: bool = False
     service_tier: ServiceTier | None = None
+    is_stream: bool = False
 
 
 class JudgeOrder(msgspec.Struct, frozen=True):
