@@ -180,9 +180,10 @@ class ModelConfig(_Section):
     """Where the engines run, one Serve deployment per compute class."""
     objectives: ObjectivesConfig | None = None
     """What a request is to see: gateways count by it what is late, and a request's deadline grows
-    with its prompt as its objective does. `null`: 2.5 s to the first token and 0.1 s for each after
-    it. With a scaling policy they are those of its `policy_kwargs`; only where they are given here
-    too it is told who met them."""
+    with its prompt as its objective does. `ttft_s` itself is no deadline: it is what most requests
+    are to see. `null`: 2.5 s to the first token and 0.1 s for each after it. With a scaling policy
+    they are those of its `policy_kwargs`; only where they are given here too it is told who met
+    them."""
     version: VersionLabel | None = None
     """A label of the version, to be changed where nothing else tells that the tokens change: other
     weights under the same `source`."""

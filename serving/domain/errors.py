@@ -5,6 +5,7 @@
     ├── UnsupportedVllmError         no status: install the vLLM that Slicewise is pinned to
     └── RequestError
         ├── MalformedRequestError    400  the client must change the request
+        ├── DeadlineTooShortError    400  the client must give it longer, or ask for less
         ├── UnauthorizedError        401  the client must send a valid API key
         ├── ExpiredKeyError          401  likewise: the one it sent has ended
         ├── ForbiddenError           403  the client needs another key, or another model or route
@@ -130,6 +131,24 @@ class MalformedRequestError(RequestError):
         self.message = message
         self.param = param
         self.code = code
+
+
+class DeadlineTooShortError(RequestError):
+    """No engine makes a first token in the time that its client gives. The client must change it.
+
+    `takes_s` is what one takes at least on an engine that has nothing else to do, as lately seen.
+    """
+
+    status = 400
+    code = "deadline_too_short"
+    param = "x-slo-ttft-ms"
+
+    def __init__(self, takes_s: float, patience_s: float) -> None:
+        super().__init__(takes_s, patience_s)
+        self.message = (
+            f"A first token of this request takes {takes_s:.1f} s at least, as engines lately were,"
+            f" and it has {patience_s:.1f} s; allowed: a longer time, or a shorter prompt."
+        )
 
 
 class UnauthorizedError(RequestError):
@@ -279,7 +298,7 @@ class NoTimeForRequestError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """The queue for an engine is full. Retry after the stated time."""
+    """Engines have too much to do for it. Retry after the stated time."""
 
     status = 429
     kind = "rate_limit_error"
@@ -287,10 +306,10 @@ class OverloadedError(RequestError):
 
     def __init__(self, model: str, num_waiting: int, retry_after_s: float) -> None:
         super().__init__(model, num_waiting, retry_after_s)
-        self.message = (
-            f"{num_waiting} requests already wait for an engine of {model!r}; "
-            f"retry in {retry_after_s:.0f} s."
-        )
+        busy = f"{num_waiting} requests already wait for an engine of {model!r}"
+        if not num_waiting:
+            busy = f"The engines of {model!r} are busy for longer than the request has"
+        self.message = f"{busy}; retry in {retry_after_s:.0f} s."
         self.retry_after_s = retry_after_s
 
 

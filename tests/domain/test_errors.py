@@ -7,6 +7,7 @@ import pytest
 from serving.domain.errors import (
     CannotResumeError,
     ConfigError,
+    DeadlineTooShortError,
     ExpiredKeyError,
     ForbiddenError,
     GatewayBehindError,
@@ -77,6 +78,16 @@ CASES = [
     (
         NoTokenLeftError(["bad_words"], 2),
         (400, "invalid_request_error", "no_token_left", None, "invalid_request_error"),
+    ),
+    (
+        DeadlineTooShortError(2.0, 0.5),
+        (
+            400,
+            "invalid_request_error",
+            "deadline_too_short",
+            "x-slo-ttft-ms",
+            "invalid_request_error",
+        ),
     ),
     (PoisonRequestError(3), (500, "server_error", "poison_request", None, "api_error")),
     (CannotResumeError("n > 1"), (500, "server_error", "cannot_resume", None, "api_error")),

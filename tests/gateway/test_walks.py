@@ -40,6 +40,7 @@ BESIDE = {
     "serving/gateway/dispatch/choice/engine_roster.py",
     "serving/gateway/dispatch/choice/popular.py",
     "serving/gateway/dispatch/deadlines.py",
+    "serving/gateway/dispatch/first_token_times.py",
     "serving/gateway/dispatch/first_tokens.py",
     "serving/gateway/dispatch/full_time.py",
     "serving/gateway/dispatch/demand.py",

@@ -17,6 +17,7 @@ from typing import Protocol
 from serving.domain.capacity.objectives import ttft_limit_s
 from serving.domain.errors import (
     CannotResumeError,
+    DeadlineTooShortError,
     EngineRefusedError,
     MalformedRequestError,
     NoRoomInTimeError,
@@ -322,6 +323,7 @@ class Dispatcher:
             if request.is_unbegun and output.token_ids:
                 took_s = loop_s - request.dispatched_at_s
                 self._pace.took(engine_id, request.first_token_cost, took_s)
+                self._line.first_tokens.took(request.first_token_cost, took_s, loop_s)
             request.emitted.extend(output.token_ids)
             if request.attempt:
                 output.request_id = request.request_id
@@ -388,7 +390,7 @@ class Dispatcher:
     def submit(self, request: InFlightRequest) -> None:
         """Takes one request; it is dispatched now, or waits until an engine has room for it.
 
-        It fails at once if it would have to wait for longer than its client does.
+        It fails at once if its first token could not come before its client's time is over.
         """
         now_s = asyncio.get_running_loop().time()
         patience_s = request.patience_s
@@ -401,7 +403,11 @@ class Dispatcher:
         if (refusal := request.telemetry.reserve(request.max_tokens)) is not None:
             self._fail(request, refusal)
             return
-        in_s = self._line.come_back_in_s(request, now_s)
+        try:
+            in_s = self._line.come_back_in_s(request, now_s)
+        except DeadlineTooShortError as error:
+            self._fail(request, error)
+            return
         if in_s is None:
             self._line.enter(request)
         else:

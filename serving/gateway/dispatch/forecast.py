@@ -2,15 +2,18 @@
 
 A request whose first token cannot come in its client's time is refused when it comes, and told when
 to come back. The time is that for the work before it, at the rate at which engines have lately
-taken work from a line that never ended. Who is told to come back has a place in that line: those
+taken work from a line that never ended, and what a first token takes after that at least
+(`first_token_times`). Who is told to come back has a place in that line: those
 who come meanwhile stand behind it, so that the promise holds. Promises to those who do not come
 lapse.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from serving.domain.errors import DeadlineTooShortError
+from serving.gateway.dispatch.first_token_times import FirstTokenTimes
 from serving.gateway.dispatch.requests import Account, InFlightRequest
 from serving.gateway.dispatch.waiting import WaitingRequests
 
@@ -203,24 +206,52 @@ class LineForecast:
         return len(self._promises)
 
     def come_back_in_s(
-        self, request: InFlightRequest, capacity: Capacity, now_s: float
+        self,
+        request: InFlightRequest,
+        capacity: Capacity,
+        now_s: float,
+        to_first: Callable[[], FirstTokenTimes] = FirstTokenTimes,
+        longest_s: float = 0.0,
     ) -> float | None:
         """Returns in how many seconds a request may come back; `None` if it may wait here.
 
-        It may if its first token is due after its turn, as far as that can be told. While the line
-        is less than half as long as that, newcomers may wait whatever was promised: engines are not
-        to stand idle for those who do not come back.
+        It may if its first token can come in time, as far as that can be told: after its turn, by
+        `to_first`, which is asked only where the answer may depend on it, and never gives more than
+        `longest_s`. While the line is less than half as long as that leaves, newcomers may wait
+        whatever was promised: engines are not to stand idle for those who do not come back.
+
+        Raises:
+            DeadlineTooShortError: no engine makes its first token in the time that it has. The
+                client must change it.
         """
         is_back = self._promises.claim(request, now_s)
         wait_s = self.wait_s(request, capacity)
-        patience_s = request.first_token_by_s - now_s
-        if wait_s is None or wait_s <= (patience_s if is_back else patience_s / 2):
+        left_s = request.first_token_by_s - now_s
+        if (wait_s or 0.0) <= (left_s - longest_s) / 2:
+            return None
+        first = to_first() if longest_s else FirstTokenTimes()
+        whole_s = left_s + request.waited_s
+        if first.alone_s > whole_s:
+            if request.patience_s is not None:
+                raise DeadlineTooShortError(first.alone_s, whole_s)
+            first = FirstTokenTimes()  # nobody has asked for that: it is to have its turn in time
+        # What is in an engine's line now is done by the time that a line here is.
+        first_s = first.alone_s if self._waiting else first.soonest_s
+        patience_s = left_s - first_s  # for its turn
+        is_late_at_once = 0 < first_s > left_s
+        if not is_late_at_once and (
+            wait_s is None or wait_s <= (patience_s if is_back else patience_s / 2)
+        ):
             return None
         promised_s = self.wait_s(request, capacity, with_promises=True)
-        if promised_s is None or (promised_s <= patience_s and not is_back):
+        if not is_late_at_once and (
+            promised_s is None or (promised_s <= patience_s and not is_back)
+        ):
             return None
-        in_s = max(1.0, promised_s - patience_s / 2)
-        self._promises.make(request, now_s + in_s, now_s + in_s + max(patience_s, _EARLY_S))
+        turn_s = (promised_s or 0.0) + first_s - first.alone_s
+        again_s = whole_s - first.alone_s  # what it has for its turn when it comes back
+        in_s = max(1.0, turn_s - again_s / 2)
+        self._promises.make(request, now_s + in_s, now_s + in_s + max(again_s, _EARLY_S))
         return in_s
 
     def wait_s(

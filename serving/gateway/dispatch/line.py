@@ -14,6 +14,7 @@ from serving.gateway.dispatch.choice.engine_roster import EngineRoster
 from serving.gateway.dispatch.choice.routing import choice_of
 from serving.gateway.dispatch.deadlines import Deadlines
 from serving.gateway.dispatch.demand import DemandTeller
+from serving.gateway.dispatch.first_token_times import FirstTokenTimes, RecentFirstTokens
 from serving.gateway.dispatch.forecast import Capacity, LineForecast
 from serving.gateway.dispatch.full_time import FullTime
 from serving.gateway.dispatch.known_room import Need
@@ -63,6 +64,7 @@ class RequestLine:
         self._shares = TenantShares()
         self._waiting = WaitingRequests(self._shares)
         self._forecast = LineForecast(self._waiting)
+        self.first_tokens = RecentFirstTokens()
         self._why_waiting = ""  # of the last one that found no engine
         self._are_full = False  # no engine takes another request, whatever it needs
         self._is_short = False  # nor one that is no batch work, and waits
@@ -115,9 +117,19 @@ class RequestLine:
         """Returns when a new request is to come back, because it would wait for too long.
 
         `None`: it is taken. `now_s` is of the event loop.
+
+        Raises:
+            DeadlineTooShortError: no engine makes its first token in its time.
         """
         request.line_work = self._line_work(request)
-        return self._forecast.come_back_in_s(request, self._capacity, now_s)
+
+        def to_first() -> FirstTokenTimes:
+            costs = self._engines.first_token_costs(request, now_s)
+            return FirstTokenTimes() if costs is None else self.first_tokens.times(costs, now_s)
+
+        return self._forecast.come_back_in_s(
+            request, self._capacity, now_s, to_first, self.first_tokens.longest_s
+        )
 
     # -- engines and requests come and go --
 

@@ -14,6 +14,7 @@ from serving.gateway.dispatch.choice.cache_index import CacheIndex
 from serving.gateway.dispatch.choice.few_engines import ConnectedEngines
 from serving.gateway.dispatch.choice.popular import PopularBeginnings
 from serving.gateway.dispatch.choice.routing import Route, Wish
+from serving.gateway.dispatch.first_token_times import FirstTokenCosts
 from serving.gateway.dispatch.known_room import KnownRoom, Need, ToldToLeave
 from serving.gateway.dispatch.requests import EngineConnection, InFlightRequest
 from serving.gateway.telemetry.request_telemetry import ModelTelemetry
@@ -125,6 +126,15 @@ class EngineRoster:
         if request.max_tokens is not None:
             expected = min(expected, request.max_tokens)
         return Need(request.num_tokens, max(0, round(expected) - len(request.emitted)))
+
+    def first_token_costs(self, request: InFlightRequest, now_s: float) -> FirstTokenCosts | None:
+        """Returns what a new request takes until its first token; `None` without a ready engine.
+
+        `now_s` is of the event loop.
+        """
+        found = None if request.blocks is None else self.index.find(request.blocks)
+        cached = None if found is None else found.num_cached
+        return self._engines.least_costs(self.need(request), cached, now_s)
 
     def route(self, request: InFlightRequest, now_s: float) -> tuple[Route, Need]:
         """Returns where a request goes, and what it takes there. `now_s` is of the event loop."""

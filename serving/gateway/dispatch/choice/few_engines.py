@@ -14,8 +14,15 @@ from serving.gateway.dispatch.choice.costs import (
     first_token_cost,
     whole_cost,
 )
-from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns, EngineTable
+from serving.gateway.dispatch.choice.engine_table import (
+    UNBOUNDED,
+    EngineColumns,
+    EngineTable,
+    uncached_tokens,
+)
 from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
+from serving.gateway.dispatch.first_token_times import FirstTokenCosts
+from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.requests import EngineConnection
 from serving.gateway.telemetry.request_story import Because
 
@@ -99,6 +106,23 @@ class ConnectedEngines:
             return choose_engine(self._table.columns(now_s), self._table.rows, wish)
         views = [EngineView.of(each, now_s, is_known=is_known) for each, is_known in engines]
         return choose_of_few(views, wish)
+
+    def least_costs(
+        self, need: Need, cached: dict[str, int] | None, now_s: float
+    ) -> FirstTokenCosts | None:
+        """Returns what a first token takes on the engines that do not drain, at least.
+
+        `None` without any. `cached` is as `Wish` has it.
+        """
+        columns, rows = self._table.columns(now_s), self._table.rows
+        ready = ~columns.is_draining
+        if not ready.any():
+            return None
+        uncached = uncached_tokens(columns, rows, need, cached)
+        least = int(uncached[ready].min())
+        costs = first_token_cost(columns.backlog_tokens, columns.num_in_flight, uncached)
+        alone = first_token_cost(0, 0, least)
+        return FirstTokenCosts(int(costs[ready].min()), alone)
 
 
 class _Costs:
