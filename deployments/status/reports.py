@@ -131,7 +131,10 @@ class ReportedModel(_Reported):
     """The report of one model: its engines, and the requests that wait for any of them.
 
     `promised` requests were refused with a time to come back. `line_tenants` are those of which
-    most waits. `dispatches` are the sequences that engines were given, by what decided on which.
+    most waits. `line_mean_wait_s` is how long sequences that engines took in the last half minute
+    had waited, by class of service, and `refusals` are counts by the error's code, since the
+    gateway's start. `dispatches` are the sequences that engines were given, by what decided on
+    which.
     """
 
     name: str
@@ -139,6 +142,8 @@ class ReportedModel(_Reported):
     waiting: int
     promised: int = 0
     line_tenants: tuple[ReportedLine, ...] = ()
+    line_mean_wait_s: dict[str, float] = {}
+    refusals: dict[str, int] = {}
     cache_forecast: ReportedForecast = ReportedForecast()
     dispatches: Mapping[str, int] = Field(default_factory=dict)
 

@@ -83,6 +83,12 @@ def _model_lines(model: ReportedModel) -> Iterator[str]:
     if shown:
         lines = (f"{line.tenant} {line.waiting} ({line.service_class})" for line in shown)
         yield f"  in line: {', '.join(lines)}"
+    if waits := model.line_mean_wait_s:
+        means = ", ".join(f"{name} {wait_s:.2f} s" for name, wait_s in waits.items())
+        yield f"  mean wait for an engine in the last half minute: {means}"
+    if model.refusals:
+        counts = ", ".join(f"{code} {count}" for code, count in model.refusals.items())
+        yield f"  refused since this gateway started: {counts}"
     forecast = model.cache_forecast
     if expected := forecast.found + forecast.missing:
         share = forecast.found / expected

@@ -233,6 +233,16 @@ SERVICE = Board(
                     "Wait for an engine", _quantiles("slicewise_queue_time_seconds", _CLASS), "s"
                 ),
                 Panel(
+                    "Mean wait by class of service",
+                    {
+                        "{{model}} {{service_class}}": "sum by (model, service_class) "
+                        f"(rate(slicewise_queue_time_seconds_sum{{{_CLASS}}}[$__rate_interval])) / "
+                        "sum by (model, service_class) "
+                        f"(rate(slicewise_queue_time_seconds_count{{{_CLASS}}}[$__rate_interval]))"
+                    },
+                    "s",
+                ),
+                Panel(
                     "Engine and gateway, p95",
                     {
                         "engine": "histogram_quantile(0.95, sum by (le) "
@@ -291,6 +301,12 @@ SERVICE = Board(
                     {
                         "{{model}} {{service_class}}": _last(
                             "slicewise_line_sequences", _MODEL, "model, service_class", "sum"
+                        ),
+                        "{{model}} {{service_class}} of {{tenant}}": _last(
+                            "slicewise_line_tenant_sequences",
+                            _MODEL,
+                            "model, service_class, tenant",
+                            "sum",
                         ),
                         "{{model}} told to come back": _last(
                             "slicewise_promised_sequences", _MODEL, "model", "sum"

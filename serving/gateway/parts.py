@@ -54,6 +54,7 @@ from serving.gateway.reports.fleet_view import (
 )
 from serving.gateway.reports.gateway_sample import ledger_entries, take_sample
 from serving.gateway.served_model import ServedModel
+from serving.gateway.telemetry.request_metrics import refusal_counts
 from serving.ledger.endings import Endings
 from serving.ledger.ledger import EngineUse, Ledger
 from serving.ledger.states import to_ms
@@ -435,8 +436,12 @@ class GatewayParts:
 
     def _describe_fleet(self) -> dict[str, Any]:
         models = [
-            ModelView(model.describe(), tuple(map(_engine_status, model.connections)))
-            for model in self._models.values()
+            ModelView(
+                model.describe()
+                | {"refusals": refusal_counts(name, self.edge.metrics, model.request_metrics)},
+                tuple(map(_engine_status, model.connections)),
+            )
+            for name, model in self._models.items()
         ]
         now_s = time.time()
         autoscaling = (

@@ -273,6 +273,14 @@ class ServedModel:
         return totals
 
     @property
+    def num_in_line_of_account(self) -> Counter[Account]:
+        """Of these, those that wait for their tenants' turns, by class and tenant."""
+        counts: Counter[Account] = Counter()
+        for version in self._versions.values():
+            counts.update(version.dispatcher.num_waiting_of_account)
+        return counts
+
+    @property
     def num_promised(self) -> int:
         """The number of refused requests that were told when to come back, and have not yet."""
         return sum(version.dispatcher.num_promised for version in self._versions.values())
@@ -344,6 +352,7 @@ class ServedModel:
             "waiting": self.num_waiting + self.num_queued,
             "line": {each.label: count for each, count in self.num_in_line.items()},
             "line_tenants": self._longest_lines(),
+            "line_mean_wait_s": self._mean_waits_s(),
             "promised": self.num_promised,
             "cache_forecast": self._cache_forecast(),
             "dispatches": self._dispatches(),
@@ -367,11 +376,13 @@ class ServedModel:
         ]
         return described
 
+    def _mean_waits_s(self) -> dict[str, float]:
+        waits = self._queue.telemetry.mean_waits_s(time.monotonic())
+        return {each.label: wait_s for each, wait_s in sorted(waits.items())}
+
     def _longest_lines(self) -> list[dict[str, Any]]:
         """Returns the tenants of which most waits, by class."""
-        counts: Counter[Account] = Counter()
-        for version in self._versions.values():
-            counts.update(version.dispatcher.num_waiting_of_account)
+        counts = self.num_in_line_of_account
         return [
             {"tenant": tenant, "service_class": service_class.label, "waiting": count}
             for (service_class, tenant), count in counts.most_common(_MOST_LINES)

@@ -108,9 +108,9 @@ _CORE_TYPES = 2
 _DCN_SETS = 4
 # Codes of one collector that have been counted since the exporter's start.
 _ERROR_CODES = 16
-# How a sequence ends: five by the engine, one by the gateway, seven errors
+# How a sequence ends: five by the engine, one by the gateway, thirteen errors
 # (`serving.domain.errors`).
-_OUTCOMES = 13
+_OUTCOMES = 19
 # Admitted, or refused with one of the errors that the edge raises.
 _ADMISSIONS = 13
 # Of an incarnation of a slice (`serving.domain.supply.records`).
@@ -343,7 +343,8 @@ SERVING_LATENCY = (
     _histogram(
         Scope.CLASS,
         "slicewise_queue_time_seconds",
-        "How long a sequence waited for an engine of any class to take it",
+        "How long a sequence waited for an engine of any class to take it, by class of service",
+        service_class=3,
     ),
     _histogram(
         Scope.CLASS,
@@ -442,6 +443,13 @@ SERVING_COUNTS = (
         "slicewise_line_sequences",
         "Admitted sequences that wait for room in an engine, by class of service",
         service_class=3,
+    ),
+    _gauge(
+        Scope.MODEL,
+        "slicewise_line_tenant_sequences",
+        "Admitted sequences in the line of a tenant that has some there, by class of service",
+        service_class=3,
+        tenant=_TENANTS,
     ),
     _gauge(
         Scope.MODEL,

@@ -43,6 +43,8 @@ FLEET = {
                 {"tenant": "acme", "service_class": "batch", "waiting": 2},
                 {"tenant": "beta", "service_class": "standard", "waiting": 1},
             ],
+            "line_mean_wait_s": {"interactive": 0.0512, "batch": 12.0},
+            "refusals": {"overloaded": 12, "no_room_in_time": 3},
             "cache_forecast": {"found": 900, "missing": 100, "unforeseen": 50},
             "dispatches": {"only_one": 50, "cached": 140, "spread": 0, "waited": 10},
             "engines": [
@@ -207,6 +209,8 @@ def test_status_shows_engines_of_every_model() -> None:
         "",
         "demo: 3 requests wait for an engine, and 2 refused ones may come back",
         "in line: acme 2 (batch), beta 1 (standard)",
+        "mean wait for an engine in the last half minute: interactive 0.05 s, batch 12.00 s",
+        "refused since this gateway started: overloaded 12, no_room_in_time 3",
         "of 1000 prompt tokens expected in prefix caches 90% were there",
         "engines were chosen 200 times: cached 70%, only_one 25%, waited 5%",
         "ENGINE COMPUTE CLASS STATE SINCE RUNNING WAITING KV IN FLIGHT",

@@ -14,6 +14,7 @@ from serving.domain.capacity.objectives import Objectives
 from serving.domain.errors import NoEngineInTimeError, OverloadedError
 from serving.domain.load_report import JUDGED, load_of_stats, load_stats
 from serving.domain.models.request_fields.service_class import ServiceClass, ServiceTier
+from serving.gateway.dispatch.requests import Account
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import HttpEdge
 from serving.gateway.metrics.requests import (
@@ -22,7 +23,12 @@ from serving.gateway.metrics.requests import (
     Families,
     ServingCollector,
 )
-from serving.gateway.telemetry.request_metrics import EdgeMetrics, Histogram, RequestMetrics
+from serving.gateway.telemetry.request_metrics import (
+    EdgeMetrics,
+    Histogram,
+    RequestMetrics,
+    refusal_counts,
+)
 from serving.gateway.telemetry.request_story import Because, EngineChoice
 from serving.gateway.telemetry.request_telemetry import (
     REQUEST_CONTEXT,
@@ -69,6 +75,7 @@ class StagedFleet:
     num_in_line: dict[ServiceClass, int] = field(
         default_factory=lambda: dict.fromkeys(ServiceClass, 0)
     )
+    num_in_line_of_account: dict[Account, int] = field(default_factory=dict)
     num_promised: int = 0
 
 
@@ -108,6 +115,7 @@ def sum_and_count(samples: Samples, name: str, **labels: str) -> tuple[float | N
     return value(samples, f"{name}_sum", **labels), value(samples, f"{name}_count", **labels)
 
 
+PRIORITY = ServiceTier.PRIORITY
 SPOT = {"model": "chat", "compute_class": "spot"}
 ON_DEMAND = {"model": "chat", "compute_class": "on-demand"}
 
@@ -140,7 +148,6 @@ def metrics_of_one_answer() -> RequestMetrics:
         ("slicewise_inter_token_seconds", (1.0 + 2.0, 2)),
         ("slicewise_time_per_output_token_seconds", (1.5, 1)),
         ("slicewise_request_duration_seconds", (6.0, 1)),
-        ("slicewise_queue_time_seconds", (0.5 + 0.25, 1)),
         ("slicewise_engine_time_seconds", (4.0, 1)),
         ("slicewise_gateway_input_seconds", (0.25, 1)),
         ("slicewise_gateway_output_seconds", (0.25, 1)),
@@ -152,6 +159,41 @@ def test_every_time_of_an_answer_is_what_its_help_says(
 ) -> None:
     samples = page({"chat": StagedFleet(metrics_of_one_answer())})
     assert sum_and_count(samples, name, **SPOT) == expected
+
+
+def test_wait_for_an_engine_is_of_the_class_of_service() -> None:
+    telemetry = ModelTelemetry("chat", 0.0)
+    for tier, taken_at_s in ((ServiceTier.FLEX, 3.0), (ServiceTier.FLEX, 5.0), (PRIORITY, 0.5)):
+        token = REQUEST_CONTEXT.set(RequestContext(0.0, waited_s=0.25, service_tier=tier))
+        request = telemetry.arrived("r", 7, 0.0)
+        REQUEST_CONTEXT.reset(token)
+        dispatched(request, "spot", taken_at_s)
+        request.moved("lost", "the test says so", 6.0)
+        dispatched(request, "spot", 7.0)  # a later one is none
+    samples = page({"chat": StagedFleet(telemetry.metrics)})
+    name = "slicewise_queue_time_seconds"
+    assert sum_and_count(samples, name, **SPOT, service_class="batch") == (8.5, 2)
+    assert sum_and_count(samples, name, **SPOT, service_class="interactive") == (0.75, 1)
+    assert sum_and_count(samples, name, **SPOT, service_class="standard") == (0.0, 0)
+    means = telemetry.mean_waits_s(10.0)
+    assert means == {ServiceClass.INTERACTIVE: 0.75, ServiceClass.BATCH: 4.25}
+    assert telemetry.mean_waits_s(34.0) == {ServiceClass.BATCH: 5.25}, "half a minute"
+    assert telemetry.mean_waits_s(60.0) == {}
+
+
+def test_refusals_are_those_of_the_door_and_of_what_was_let_in() -> None:
+    edge, metrics = EdgeMetrics(), RequestMetrics()
+    edge.record_admission("chat", "admitted", "acme")
+    for tenant in ("acme", "beta"):
+        edge.record_admission("chat", "overloaded", tenant)
+    edge.record_admission("other", "overloaded", "acme")
+    metrics.of_class("").sequences.update({"overloaded": 3, "no_room_in_time": 1, "aborted": 9})
+    metrics.of_class("spot").sequences.update({"stop": 5, "no_engine_in_time": 2})
+    assert refusal_counts("chat", edge, metrics) == {
+        "overloaded": 5,
+        "no_room_in_time": 1,
+        "no_engine_in_time": 2,
+    }
 
 
 def test_tokens_and_outcome_of_an_answer_are_counted_for_its_class() -> None:
@@ -184,7 +226,8 @@ def test_resume_is_of_the_class_left_and_its_stall_of_the_class_that_goes_on() -
     # The prompt went to an engine once for its client, however often it was computed.
     assert value(samples, "slicewise_input_tokens_total", **SPOT, tenant="default") == 7
     assert value(samples, "slicewise_input_tokens_total", **ON_DEMAND, tenant="default") == 0
-    assert sum_and_count(samples, "slicewise_queue_time_seconds", **ON_DEMAND) == (0.0, 0)
+    waits = ON_DEMAND | {"service_class": "standard"}
+    assert sum_and_count(samples, "slicewise_queue_time_seconds", **waits) == (0.0, 0)
 
 
 def test_cached_tokens_are_those_of_the_engine_that_gave_the_first_token() -> None:
@@ -355,6 +398,7 @@ def test_links_and_sequences_in_flight_are_those_of_the_connections() -> None:
         num_waiting=2,
         num_queued=3,
         num_in_line={ServiceClass.BATCH: 2},
+        num_in_line_of_account={(ServiceClass.BATCH, "acme"): 2},
         num_promised=4,
     )
     fleet.request_metrics.of_class("on-demand")  # had an engine, and has none now
@@ -366,6 +410,8 @@ def test_links_and_sequences_in_flight_are_those_of_the_connections() -> None:
     assert value(samples, "slicewise_requests_waiting", model="chat") == 5
     in_line = {"model": "chat", "service_class": "batch"}
     assert value(samples, "slicewise_line_sequences", **in_line) == 2
+    of_tenant = in_line | {"tenant": "acme"}
+    assert value(samples, "slicewise_line_tenant_sequences", **of_tenant) == 2
     assert value(samples, "slicewise_promised_sequences", model="chat") == 4
 
 
@@ -406,6 +452,7 @@ def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
     edge.answered("chat", "/v1/completions", 200)
     registry = CollectorRegistry(auto_describe=False)
     fleet = StagedFleet(telemetry.metrics, [StagedEngine("spot")])
+    fleet.num_in_line_of_account = {(ServiceClass.STANDARD, "acme"): 1}
     registry.register(ServingCollector({"chat": fleet}, edge))
     text = rendered([registry], "g1").decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -422,8 +469,9 @@ def test_every_series_has_the_kind_and_labels_of_the_registry() -> None:
 def test_histograms_have_no_more_buckets_than_the_registry_allows() -> None:
     samples = page({"chat": StagedFleet(metrics_of_one_answer())})
     for metric in SERVING_LATENCY:
-        buckets = [name for name, _ in samples if name == f"{metric.name}_bucket"]
-        assert 0 < len(buckets) - 1 <= MAX_BUCKETS
+        bucket = f"{metric.name}_bucket"
+        bounds = {dict(labels)["le"] for name, labels in samples if name == bucket}
+        assert 0 < len(bounds) - 1 <= MAX_BUCKETS
 
 
 def test_documentation_names_every_series_and_no_other() -> None:

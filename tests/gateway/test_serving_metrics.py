@@ -8,6 +8,7 @@ import pytest
 
 from serving.config.application import GatewayConfig
 from serving.config.models import DeploymentConfig, ModelConfig
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
 from serving.gateway.served_model import ServedModel
@@ -63,5 +64,5 @@ async def test_times_of_a_request_reach_through_vllms_frontend(
     assert numbers.gateway_input.total > 0
     assert numbers.to_first_token.total > numbers.engine_time.total - numbers.inter_token.total
     assert sum(numbers.gateway_output.counts) >= 1
-    assert numbers.queue_time.total > 0
+    assert numbers.queue_times[ServiceClass.STANDARD].total > 0
     assert edge.metrics.responses == {("demo", "/v1/completions", "200"): 1}

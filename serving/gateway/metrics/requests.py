@@ -17,6 +17,7 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from serving.domain.models.request_fields.service_class import ServiceClass
+from serving.gateway.dispatch.requests import Account
 from serving.gateway.telemetry.request_metrics import (
     DEFAULT_TENANT,
     FORECAST_OUTCOMES,
@@ -35,7 +36,6 @@ _HISTOGRAMS = {
     "slicewise_time_per_output_token_seconds": attrgetter("per_output_token"),
     "slicewise_inter_token_seconds": attrgetter("inter_token"),
     "slicewise_request_duration_seconds": attrgetter("duration"),
-    "slicewise_queue_time_seconds": attrgetter("queue_time"),
     "slicewise_engine_time_seconds": attrgetter("engine_time"),
     "slicewise_gateway_input_seconds": attrgetter("gateway_input"),
     "slicewise_gateway_output_seconds": attrgetter("gateway_output"),
@@ -119,6 +119,11 @@ class MeteredModel(Protocol):
     @property
     def num_in_line(self) -> Mapping[ServiceClass, int]:
         """The number of sequences that wait for room in an engine, by class."""
+        ...
+
+    @property
+    def num_in_line_of_account(self) -> Mapping[Account, int]:
+        """Of these, those that wait for their tenants' turns, by class and tenant."""
         ...
 
     @property
@@ -231,6 +236,9 @@ def _add_classes(families: Families, model: str, metrics: RequestMetrics) -> Non
         if compute_class != NO_CLASS:
             for name, histogram in _HISTOGRAMS.items():
                 families.add(name, labels, histogram(numbers))
+            for service_class, waits in numbers.queue_times.items():
+                of_class = labels | {"service_class": service_class.label}
+                families.add("slicewise_queue_time_seconds", of_class, waits)
             families.add("slicewise_output_chunks_total", labels, numbers.output_chunks)
             families.add("slicewise_named_blocks_total", labels, numbers.named_blocks)
             for objective, of_objective in _OBJECTIVES.items():
@@ -271,6 +279,9 @@ def _add_present(families: Families, model: str, fleet: MeteredModel) -> None:
     for service_class, count in fleet.num_in_line.items():
         labels = {"model": model, "service_class": service_class.label}
         families.add("slicewise_line_sequences", labels, count)
+    for (service_class, tenant), count in fleet.num_in_line_of_account.items():
+        labels = {"model": model, "service_class": service_class.label, "tenant": tenant}
+        families.add("slicewise_line_tenant_sequences", labels, count)
     families.add("slicewise_promised_sequences", {"model": model}, fleet.num_promised)
 
 

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from serving.domain.load_report import LoadSample
+from serving.domain.models.request_fields.service_class import ServiceClass
 
 # The class of a sequence that no engine has taken.
 NO_CLASS = ""
@@ -133,7 +134,9 @@ class ClassMetrics:
     per_output_token: Histogram = field(default_factory=lambda: Histogram(_PER_TOKEN_S))
     inter_token: Histogram = field(default_factory=lambda: Histogram(_PER_TOKEN_S))
     duration: Histogram = field(default_factory=lambda: Histogram(_WHOLE_S))
-    queue_time: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST_TOKEN_S))
+    queue_times: dict[ServiceClass, Histogram] = field(
+        default_factory=lambda: {each: Histogram(_TO_FIRST_TOKEN_S) for each in ServiceClass}
+    )
     engine_time: Histogram = field(default_factory=lambda: Histogram(_WHOLE_S))
     gateway_input: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
     gateway_output: Histogram = field(default_factory=lambda: Histogram(_GATEWAY_S))
@@ -220,6 +223,45 @@ class EdgeMetrics:
         self.unread[model, tenant] += 1
 
 
+# The errors with which requests and sequences are refused for want of engines or of time, before
+# they have had anything. Quotas are counted by themselves.
+REFUSALS = (
+    "gateway_behind",
+    "overloaded",
+    "no_room_in_time",
+    "no_engine_in_time",
+    "deadline_too_short",
+    "version_retired",
+)
+
+
+def refusal_counts(model: str, edge: EdgeMetrics, metrics: RequestMetrics) -> dict[str, int]:
+    """Returns how many requests for a model were refused, and sequences that had been let in.
+
+    By the code of the error, those of which there are some; since the gateway's start.
+    """
+    counts: Counter[str] = Counter()
+    for (of_model, result, _), count in edge.admissions.items():
+        if of_model == model:
+            counts[result] += count
+    for numbers in metrics.classes.values():
+        counts.update(numbers.sequences)
+    return {code: counts[code] for code in REFUSALS if counts[code]}
+
+
+@dataclass(slots=True)
+class WaitSum:
+    """The sequences that an engine took, and how long all of them had waited for it, in seconds."""
+
+    count: int = 0
+    total_s: float = 0.0
+
+    def add(self, count: int, total_s: float) -> None:
+        """Adds some."""
+        self.count += count
+        self.total_s += total_s
+
+
 @dataclass(slots=True)
 class _Second:
     """The events of one second, from `at_s` on."""
@@ -233,6 +275,7 @@ class _Second:
     output_tokens: int = 0
     ttft: ObjectiveCount = field(default_factory=ObjectiveCount)
     tpot: ObjectiveCount = field(default_factory=ObjectiveCount)
+    waits: dict[ServiceClass, WaitSum] = field(default_factory=dict)
 
 
 class LoadWindow:
@@ -279,6 +322,20 @@ class LoadWindow:
     def found_cached(self, now_s: float, tokens: int) -> None:
         """Counts tokens of a prompt that an engine did not have to compute."""
         self._second(now_s).cached_tokens += tokens
+
+    def taken(self, now_s: float, service_class: ServiceClass, waited_s: float) -> None:
+        """Counts a sequence that its first engine took after so long a wait."""
+        waits = self._second(now_s).waits
+        waits.setdefault(service_class, WaitSum()).add(1, waited_s)
+
+    def mean_waits_s(self, now_s: float) -> dict[ServiceClass, float]:
+        """Returns how long sequences waited for an engine, of each class that one took."""
+        self._drop_old(now_s)
+        sums: dict[ServiceClass, WaitSum] = {}
+        for second in self._seconds:
+            for service_class, wait in second.waits.items():
+                sums.setdefault(service_class, WaitSum()).add(wait.count, wait.total_s)
+        return {each: wait.total_s / wait.count for each, wait in sums.items()}
 
     def began(self, now_s: float, *, is_met: bool) -> None:
         """Counts a first token that met its objective, or did not."""

@@ -351,7 +351,9 @@ class RequestTelemetry:
         numbers.named_blocks += num_named
         if self.dispatched_at_s is None:
             self.dispatched_at_s = now_s
-            numbers.queue_time.observe(context.waited_s + now_s - self.taken_at_s)
+            waited_s = context.waited_s + now_s - self.taken_at_s
+            numbers.queue_times[context.service_class].observe(waited_s)
+            self._load.taken(now_s, context.service_class, waited_s)
             prepared_s = self.taken_at_s - context.received_at_s - context.waited_s
             numbers.gateway_input.observe(max(0.0, prepared_s))
             self.tokens.input_tokens += self.num_prompt_tokens
@@ -548,6 +550,10 @@ class ModelTelemetry:
     def load_of(self, service_class: ServiceClass) -> LoadWindow:
         """Returns where the requests of a class are counted as load."""
         return self.batch_load if service_class is ServiceClass.BATCH else self.load
+
+    def mean_waits_s(self, now_s: float) -> dict[ServiceClass, float]:
+        """Returns how long sequences lately waited for an engine, of each class that one took."""
+        return self.load.mean_waits_s(now_s) | self.batch_load.mean_waits_s(now_s)
 
     def output_mean(self, service_class: ServiceClass) -> float | None:
         """Returns the tokens of an answer of the class lately, or of others before its first.

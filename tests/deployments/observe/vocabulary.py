@@ -32,6 +32,7 @@ def error_codes() -> set[str]:
 
 # Values of labels that are a closed set.
 _MOVES = {"lost", "draining"}
+_SERVICE_CLASS = {"service_class": {each.label for each in ServiceClass}}
 _QUOTA = {"kind": set(QuotaKind), "period": set(Period)}
 _COLLECTORS = {"libtpu", "device_plugin", "sdk", "pci", "pod_resources", "workloads"}
 CLOSED: Mapping[str, Mapping[str, set[str]]] = {
@@ -51,8 +52,10 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
         "objective": {"ttft", "tpot"},
         "result": set(OBJECTIVE_RESULTS),
     },
-    "slicewise_line_sequences": {"service_class": {each.label for each in ServiceClass}},
     "slicewise_dispatches_total": {"reason": set(Because)},
+    "slicewise_line_sequences": _SERVICE_CLASS,
+    "slicewise_line_tenant_sequences": _SERVICE_CLASS,
+    "slicewise_queue_time_seconds": _SERVICE_CLASS,
     "slicewise_resumes_total": {"cause": {*_MOVES, "slow", "yielded"}},
     "slicewise_link_losses_total": {"cause": _MOVES},
     "slicewise_links": {"state": {"ready", "draining"}},

@@ -2,6 +2,7 @@
 
 import pytest
 
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.dispatch.admission import FleetLimits
 from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.telemetry.request_metrics import ClassMetrics
@@ -29,7 +30,7 @@ async def test_undisturbed_sequence_is_counted_with_its_tokens(dispatcher: Dispa
     histograms = (
         numbers.to_first_token,
         numbers.inter_token,
-        numbers.queue_time,
+        numbers.queue_times[ServiceClass.STANDARD],
         numbers.per_output_token,
     )
     assert [sum(histogram.counts) for histogram in histograms] == [1, 4, 1, 1]
