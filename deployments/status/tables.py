@@ -94,8 +94,10 @@ def _model_lines(model: ReportedModel) -> Iterator[str]:
         share = forecast.found / expected
         yield f"  of {expected} prompt tokens expected in prefix caches {share:.0%} were there"
     if num_sent := sum(model.dispatches.values()):
-        counts = sorted(model.dispatches.items(), key=lambda each: -each[1])
-        shares = ", ".join(f"{reason} {count / num_sent:.0%}" for reason, count in counts if count)
+        by_count = sorted(model.dispatches.items(), key=lambda each: -each[1])
+        shares = ", ".join(
+            f"{reason} {count / num_sent:.0%}" for reason, count in by_count if count
+        )
         yield f"  engines were chosen {num_sent} times: {shares}"
 
 
