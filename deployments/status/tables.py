@@ -94,7 +94,7 @@ def _model_lines(model: ReportedModel) -> Iterator[str]:
         share = forecast.found / expected
         yield f"  of {expected} prompt tokens expected in prefix caches {share:.0%} were there"
     if num_sent := sum(model.dispatches.values()):
-        by_count = sorted(model.dispatches.items(), key=lambda each: -each[1])
+        told = sorted(model.dispatches.items(), key=lambda each: -each[1])
         shares = ", ".join(
             f"{reason} {count / num_sent:.0%}" for reason, count in by_count if count
         )
