@@ -95,9 +95,7 @@ def _model_lines(model: ReportedModel) -> Iterator[str]:
         yield f"  of {expected} prompt tokens expected in prefix caches {share:.0%} were there"
     if num_sent := sum(model.dispatches.values()):
         told = sorted(model.dispatches.items(), key=lambda each: -each[1])
-        shares = ", ".join(
-            f"{reason} {count / num_sent:.0%}" for reason, count in by_count if count
-        )
+        shares = ", ".join(f"{reason} {count / num_sent:.0%}" for reason, count in told if count)
         yield f"  engines were chosen {num_sent} times: {shares}"
 
 
