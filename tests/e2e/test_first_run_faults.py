@@ -8,6 +8,8 @@ hosts in namespaces of their own, where nothing is served.
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,6 +41,8 @@ NODES_S = 120.0
 # In the environment of all that a run starts.
 MARK = "SLICEWISE_FAULT_TEST"
 WEIGHTS = "model.safetensors"
+# More than a run has written when its engines are ready, less than a machine's memory would miss.
+DISK = "8m"
 
 
 class Run:
@@ -63,11 +67,9 @@ class Run:
     def until_it_ends(self, meanwhile: Callable[["Run"], bool] = lambda _: True) -> None:
         """Runs it. `meanwhile` is called until it says that it has done what it is to do."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        command = [sys.executable, "-m", "deployments.cli", "first-run", str(self._file)]
-        command += ["--out", str(self.out), "--patience", f"{PATIENCE}", *self._options]
         with self._output.open("wb") as output:
             process = subprocess.Popen(
-                command,
+                self._command(),
                 cwd=PROJECT_ROOT,
                 env=inherited | {MARK: self._mark} | self._environment,
                 stdout=output,
@@ -87,6 +89,10 @@ class Run:
                 for each in left:
                     each.kill()
         assert left == [], self.said
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "deployments.cli", "first-run", str(self._file)]
+        return [*command, "--out", str(self.out), "--patience", f"{PATIENCE}", *self._options]
 
     @property
     def said(self) -> str:
@@ -125,6 +131,49 @@ class Run:
         return reason
 
 
+class RunOnSmallDisk(Run):
+    """A run whose `--out` is a disk of its own, which only the run sees. Kept as it was at the end.
+
+    Root makes the mount in a namespace, so that a killed test leaves none behind.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        with skipped_where_refused():
+            check_permitted()
+        super().__init__(folder, *options)
+        self._disk = folder / "disk"
+        self._disk.mkdir()
+        self.out.mkdir()
+
+    def _command(self) -> list[str]:
+        kept, self.out = self.out, self._disk
+        command = shlex.join(super()._command())
+        self.out = kept
+        disk = shlex.quote(f"{self._disk}")
+        lines = [
+            f"mount -t tmpfs -o size={DISK} tmpfs {disk} || exit",
+            command,
+            "status=$?",
+            f"cp -r {disk}/. {shlex.quote(f'{kept}')}",
+            "exit $status",
+        ]
+        # As `tests/deployments/first_run/test_evidence.py` has it.
+        return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "\n".join(lines)]
+
+    def fill(self) -> None:
+        """Fills the disk, as somebody else's file does."""
+        command = self.processes("deployments.cli first-run")[0]
+        filler = Path(f"/proc/{command.pid}/root") / self._disk.relative_to("/") / "filler"
+        with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def names(self) -> set[str]:
+        """What the archive has."""
+        with tarfile.open(self.out / ARCHIVE) as archive:
+            return {name.removeprefix("first-run/") for name in archive.getnames()}
+
+
 def weights_gone(after: str) -> Callable[[Run], bool]:
     """Returns what takes a run's weights away once it has said these words."""
 
@@ -142,6 +191,91 @@ def failed_at(stage: RunStage, run: Run) -> None:
     assert run.outcomes() == {RunStage.COLD_START: "passed", stage: "failed"}, run.said
     with tarfile.open(run.out / ARCHIVE) as archive:
         assert "first-run/application-1.log" in archive.getnames()
+
+
+def test_package_that_is_not_of_the_lock_fails_the_doctor(tmp_path: Path) -> None:
+    """As in an image that was built from another list than the one that it names."""
+    lock = tmp_path / "packages.lock"
+    lock.write_text("transformers==0.0.1\n")
+    run = Run(tmp_path, "--only", "doctor", SLICEWISE_LOCK=str(lock))
+    run.until_it_ends()
+    assert run.outcomes() == {RunStage.DOCTOR: "failed"}, run.said
+    reason = run.reason(RunStage.DOCTOR)
+    assert reason.startswith("doctor on this host: transformers: "), reason
+    # What the host is like is in the archive all the same, with all that the doctor has found.
+    with tarfile.open(run.out / ARCHIVE) as archive:
+        assert {"first-run/doctor/hosts.json", "first-run/doctor/doctor.json"} <= {
+            *archive.getnames()
+        }
+
+
+def test_exporter_that_dies_fails_its_stage_while_the_application_goes_on(tmp_path: Path) -> None:
+    """Its process is killed each time that one is there, and nothing else is."""
+    killed: set[int] = set()
+
+    def kill(run: Run) -> bool:
+        for process in run.processes("tpu-exporter --dump-raw"):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                killed.add(process.pid)
+        return f"{RunStage.EXPORTER}: " in run.said
+
+    run = Run(tmp_path, "--only", RunStage.EXPORTER)
+    run.until_it_ends(kill)
+    assert len(killed) >= 2, run.said  # idle, and beside the streams
+    failed_at(RunStage.EXPORTER, run)
+    reason = run.reason(RunStage.EXPORTER)
+    assert "capture on this host" in reason
+    assert "the exporter wrote no capture" in reason
+    result = json.loads((run.out / RunStage.EXPORTER / "result.json").read_text())
+    met = {each["what"]: each["is_met"] for each in result["measurements"]}
+    assert met == {"streams beside it": True, "capture on this host": False}
+
+
+def test_disk_that_is_filled_costs_logs_alone_and_is_named(tmp_path: Path) -> None:
+    run = RunOnSmallDisk(tmp_path, "--only", RunStage.RESUME)
+    fill_once = filled(run, is_lasting=False)
+    run.until_it_ends(fill_once)
+    assert run.outcomes() == {RunStage.COLD_START: "passed", RunStage.RESUME: "passed"}, run.said
+    page = " ".join((run.out / TEXT_PAGE).read_text().split())
+    assert "No space left on device" in page, run.said
+    assert f"first-run: failed: 2 passed; first fault: not in {tmp_path}/disk: " in run.said
+    # What had no room as a file of its own has it in the archive, which is smaller.
+    assert {"cold_start/result.json", "resume/result.json", "resume/before.json"} <= run.names()
+    assert not (run.out / "resume/before.json").exists()
+
+
+def test_disk_that_stays_full_keeps_what_was_before_and_is_named(tmp_path: Path) -> None:
+    """Somebody takes what the run has kept back for itself too."""
+    run = RunOnSmallDisk(tmp_path, "--only", RunStage.EXPORTER)
+    run.until_it_ends(filled(run, is_lasting=True))
+    for name in ("run.json", "cold_start/result.json", "application-1.log"):
+        assert (run.out / name).stat().st_size > 0, run.said
+    assert json.loads((run.out / "cold_start/result.json").read_text())["outcome"] == "passed"
+    assert "not in" in run.said
+    assert "No space left on device" in run.said
+    # The run went on, and its verdict was printed where it could not be written.
+    assert f"{RunStage.EXPORTER}: passed" in run.said
+    assert "first-run: failed: 2 passed; first fault: not in" in run.said
+    # All of it is in an archive that has found another place.
+    told = re.search(r"first-run: send back (\S+), because (\S+) does not have all of it", run.said)
+    assert told is not None, run.said
+    with tarfile.open(told[1]) as archive:
+        assert "first-run/exporter/result.json" in archive.getnames()
+    shutil.rmtree(Path(told[1]).parent)
+
+
+def filled(run: RunOnSmallDisk, *, is_lasting: bool) -> Callable[[Run], bool]:
+    """Returns what fills a run's disk once it has started: once, or until its last stage ended."""
+
+    def fill(_: Run) -> bool:
+        if f"{RunStage.COLD_START}: passed" not in run.said:
+            return False
+        is_over = f"{RunStage.EXPORTER}: " in run.said
+        run.fill()
+        return is_over or not is_lasting
+
+    return fill
 
 
 def test_installation_that_is_broken_fails_the_probe(tmp_path: Path) -> None:
