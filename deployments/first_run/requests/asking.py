@@ -91,9 +91,14 @@ def metric_sum(url: str, name: str, timeout_s: float = 10.0) -> float | None:
     return sum(values) if values else None
 
 
-def greedy(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
-    """Returns a request for the likeliest tokens, as many as are asked for."""
-    return {
+def greedy(
+    model: str, prompt: str, num_tokens: int, *, has_alternatives: bool = True
+) -> dict[str, Any]:
+    """Returns a request for the likeliest tokens, as many as are asked for.
+
+    With `has_alternatives` each comes with the likeliest others, which a paced engine has not.
+    """
+    body = {
         "model": model,
         "prompt": prompt,
         "max_tokens": num_tokens,
@@ -101,24 +106,36 @@ def greedy(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
         "ignore_eos": True,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        "logprobs": _NUM_ALTERNATIVES,
     }
+    return body | {"logprobs": _NUM_ALTERNATIVES} if has_alternatives else body
 
 
 class Streams:
     """Greedy streams side by side, each in a thread of its own, one for each prompt."""
 
     def __init__(
-        self, url: str, model: str, prompts: Sequence[str], num_tokens: int, timeout_s: float
+        self,
+        url: str,
+        model: str,
+        prompts: Sequence[str],
+        num_tokens: int,
+        timeout_s: float,
+        *,
+        has_alternatives: bool = True,
     ) -> None:
+        """Sends all; `has_alternatives` is of `greedy`."""
         self.answers = [StreamedAnswer() for _ in prompts]
+        bodies = [
+            greedy(model, prompt, num_tokens, has_alternatives=has_alternatives)
+            for prompt in prompts
+        ]
         self._threads = [
             threading.Thread(
                 target=_stream,
-                args=(url, greedy(model, prompt, num_tokens), answer, timeout_s),
+                args=(url, body, answer, timeout_s),
                 daemon=True,
             )
-            for prompt, answer in zip(prompts, self.answers, strict=True)
+            for body, answer in zip(bodies, self.answers, strict=True)
         ]
         for thread in self._threads:
             thread.start()

@@ -44,7 +44,12 @@ def exporter(context: StageContext) -> StageResult:
     context.keep("idle.json", _text(idle))
     # No more than this model may hold at once, and long enough for a capture.
     streams = Streams(
-        context.served.url, model.name, PROMPTS[:_NUM_STREAMS], _NUM_TOKENS, context.left_s
+        context.served.url,
+        model.name,
+        PROMPTS[:_NUM_STREAMS],
+        _NUM_TOKENS,
+        context.left_s,
+        has_alternatives=not model.is_paced,
     )
     has_begun = streams.wait_begun(time.monotonic() + context.left_s / 2)
     busy = hosts.run(_CAPTURE, _CAPTURE_S, environment)

@@ -17,7 +17,6 @@ from deployments.first_run.results import Measurement, StageResult, failed, judg
 from deployments.first_run.stages.reference_size import no_room, reference_bytes
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.artifacts.object_store.address import is_bucket
-from serving.domain.models.engine_kind import EngineKind
 
 _NUM_TOKENS = 32
 # What two ways of adding the same numbers may come to: an expectation of 2026-11-22.
@@ -57,7 +56,7 @@ def correctness(context: StageContext) -> StageResult:
 
 def _no_reference(model: RunModel, name: str, dtype: str, folder: Path) -> str | None:
     """Returns why no reference can be run; `None` if it can. `folder` is that of the file."""
-    if model.config.engine == EngineKind.PACED:
+    if model.is_paced:
         return "a paced engine's tokens are made up"
     if is_bucket(name):
         return f"transformers reads no {name}: name a --reference that it can read"

@@ -36,6 +36,8 @@ _SCHEMA = {
 _TOOL = {"type": "function", "function": {"name": "count_chips", "parameters": _SCHEMA}}
 # What may not be there: an engine on TPU refuses what it would ignore, and says so with a 400.
 _MAY_REFUSE = ("penalties", "logit_bias", "min_tokens", "seed", "prompt_logprobs", "tools", "json")
+# Nor has a paced engine what it would have to compute.
+_PACED_MAY_REFUSE = ("logprobs 1", "logprobs 5")
 _FEWEST_OF_PUBLISHED = 0.9
 
 
@@ -64,7 +66,10 @@ def mixed_load(context: StageContext) -> StageResult:
         for name, reply in replies
     ]
     context.keep("replies.json", json.dumps(told, indent=1))
-    measurements = [_of_kind(kind.name, replies) for kind in kinds]
+    may_refuse = {*_MAY_REFUSE, *(_PACED_MAY_REFUSE if model.is_paced else ())}
+    measurements = [
+        _of_kind(kind.name, replies, may_refuse=kind.name in may_refuse) for kind in kinds
+    ]
     measurements.append(_late_programs(context, model, late_before))
     return judged(RunStage.MIXED_LOAD, measurements)
 
@@ -102,11 +107,10 @@ def _send(context: StageContext, kind: _Kind) -> HttpAnswer:
     return ask(context.served.url, kind.path, kind.body, max(1.0, context.left_s))
 
 
-def _of_kind(name: str, replies: list[tuple[str, HttpAnswer]]) -> Measurement:
+def _of_kind(name: str, replies: list[tuple[str, HttpAnswer]], *, may_refuse: bool) -> Measurement:
     of_kind = [reply for kind, reply in replies if kind == name]
     longest_s = max(reply.wall_s for reply in of_kind)
     bad = [reply for reply in of_kind if reply.status != 200]
-    may_refuse = name in _MAY_REFUSE
     is_met = not bad or (may_refuse and all(reply.status == 400 for reply in bad))
     expected = "200, or 400 with a reason" if may_refuse else "200"
     words = bad[0].complaint() if bad else f"{len(of_kind)} answered"

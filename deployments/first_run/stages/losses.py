@@ -26,7 +26,6 @@ from deployments.first_run.requests.asking import StreamedAnswer, Streams
 from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
 from deployments.first_run.stages.served_models import RunModel, run_model
-from serving.domain.models.engine_kind import EngineKind
 
 _NUM_STREAMS, _NUM_TOKENS = 16, 128
 _HOST_S = 30.0
@@ -40,7 +39,7 @@ _NEAR_TIE_NATS = 0.1
 def resume(context: StageContext) -> StageResult:
     """Kills an engine core under greedy streams, and compares their tokens with those of before."""
     model = run_model(context)
-    if model.config.engine == EngineKind.PACED:
+    if model.is_paced:
         return skipped(RunStage.RESUME, "a paced engine has no process of its own to kill")
     reason = wait_linked(context.served, model.num_engines, context.until_s)
     if reason is not None:
@@ -49,7 +48,7 @@ def resume(context: StageContext) -> StageResult:
     _keep(context, "before.json", calm)
     streams = _streams(context, model)
     if not streams.wait_begun(context.until_s):
-        return failed(RunStage.RESUME, "not every stream began in time")
+        return failed(RunStage.RESUME, _not_begun(streams))
     killed = _kill(context)
     if killed is None:
         return failed(RunStage.RESUME, f"no process {ENGINE_CORE} on any host to be killed")
@@ -83,7 +82,7 @@ def drain(context: StageContext) -> StageResult:
     engines_before = _engine_ids(context)
     streams = _streams(context, model)
     if not streams.wait_begun(context.until_s):
-        return failed(RunStage.DRAIN, "not every stream began in time")
+        return failed(RunStage.DRAIN, _not_begun(streams))
     began_s = time.monotonic()
     problem = _tell_hosts(context) if model.slice is not None else _deploy_fewer(context)
     if problem is not None:
@@ -102,7 +101,20 @@ def drain(context: StageContext) -> StageResult:
 
 def _streams(context: StageContext, model: RunModel) -> Streams:
     prompts = PROMPTS[:_NUM_STREAMS]
-    return Streams(context.served.url, model.name, prompts, _NUM_TOKENS, context.left_s)
+    return Streams(
+        context.served.url,
+        model.name,
+        prompts,
+        _NUM_TOKENS,
+        context.left_s,
+        has_alternatives=not model.is_paced,
+    )
+
+
+def _not_begun(streams: Streams) -> str:
+    waiting = [answer.error for answer in streams.answers if not answer.tokens]
+    reason = waiting[0] if waiting else "all have by now, too late"
+    return f"{len(waiting)} of {len(streams.answers)} streams did not begin in time: {reason}"
 
 
 def _engine_ids(context: StageContext) -> set[str]:

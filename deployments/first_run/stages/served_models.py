@@ -9,6 +9,7 @@ from serving.config.check import check_serve_config
 from serving.config.models import ModelConfig
 from serving.config.slices import SliceConfig
 from serving.config.vllm.vllm_args import installed_vllm_args
+from serving.domain.models.engine_kind import EngineKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class RunModel:
     def slice(self) -> SliceConfig | None:
         """The slice of its first deployment; `None` where engines have none."""
         return self.config.deployments[0].slice
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether its tokens are made up: they have no likelihoods, and no reference."""
+        return self.config.engine == EngineKind.PACED
 
     @property
     def engine_args(self) -> Mapping[str, Any]:
