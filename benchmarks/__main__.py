@@ -8,7 +8,8 @@ quarters of an hour and needs `KUBEBUILDER_ASSETS`, `ingress` half an hour. `req
 request costs besides its tokens; `--base` names another checkout, whose gateway is measured beside.
 `request-start` prints what of it comes before the first token in the whole application.
 `dispatch` replays a trace of conversations, which `--trace` names, in simulated time, and prints.
-`dispatch-loads` does so with made-up loads. `choice` prints what choosing an engine costs.
+`dispatch-loads` does so with made-up loads, and an engine that comes to a long line. `choice`
+prints what choosing an engine costs.
 `conversations` sends some to real gateways and engines, and writes the page of that name; `--only`
 is `paced`, beside which the simulation is held, or `vllm`, beside a07807c. `one-fleet` simulates
 two models that have chips together, and one with slices of two shapes; `--only` is `quotas` or
@@ -107,7 +108,8 @@ def _run_dispatch(trace: Path, skip: int, count: int | None) -> None:
     rows = dispatch_trace.read_trace(trace, skip, count)
     outcomes = []
     for num_gateways in (1, 4, 16):
-        for kind in dispatch_trace.KINDS:
+        known = (dispatch_trace.ALL_KNOWN,) if num_gateways == 1 else ()
+        for kind in (*dispatch_trace.KINDS, *known):
             outcomes.append(dispatch_trace.run(kind, num_gateways, rows))
             print(dispatch_trace.table(outcomes[-1:]), flush=True)
     print(dispatch_trace.table(outcomes))
@@ -158,6 +160,9 @@ def main() -> None:
     if given.part == "dispatch-loads":
         print(dispatch_loads.HEAD)
         dispatch_loads.outcomes(lambda outcome: print(dispatch_loads.row(outcome), flush=True))
+        print(dispatch_loads.LATE_HEAD)
+        for kind in ("fewest requests", "room and cache"):
+            print(dispatch_loads.late_row(dispatch_loads.late_engine(kind)), flush=True)
     if given.part == "floods":
         print(floods.HEAD)
         floods.rows(lambda row: print(row, flush=True))

@@ -10,10 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.dispatch_baselines import Asked
-from benchmarks.dispatch_trace import Submit, choosing_fleet, ttft_quantiles_s
+from benchmarks.dispatch_trace import (
+    ALL_KNOWN,
+    ENGINES,
+    Submit,
+    choosing_fleet,
+    latency_s,
+    ttft_quantiles_s,
+)
 from serving.engine.paced.config import PacedConfig
-from tests.gateway.dispatch.simulated_fleet import CHIP, CHIP_WITH_CACHE, SimulatedFleet
-from tests.gateway.dispatch.simulated_network import run_on_network
+from tests.gateway.dispatch.simulated_fleet import (
+    CHIP,
+    CHIP_WITH_CACHE,
+    Answer,
+    SimulatedFleet,
+    prompt_of,
+)
+from tests.gateway.dispatch.simulated_network import LATENCY_S, run_on_network
 
 _LOOK_S = 0.5
 _BLOCK = 512
@@ -38,6 +51,10 @@ class Load:
     hot_share: float = 0.0
 
 
+KINDS_OF_HOT = (
+    *("fewest requests", "room and cache", "session", "hash of the session"),
+    "own prefix tree",
+)
 HOT = Load("hot beginning", 8, 3000, 30.0, 400, 60, CHIP_WITH_CACHE, 64, 6000, 0.3)
 BUSY = replace(HOT, name="hot beginning, three times as often", requests_per_s=90.0)
 CHANCE = Load("prompts by chance", 8, 3000, 60.0, 1500, 100)
@@ -46,12 +63,24 @@ MANY = Load("64 engines", 64, 12_000, 480.0, 1500, 100)
 
 
 @dataclass(frozen=True, slots=True)
+class Pauses:
+    """Streams that lost their engine; half of them stood still for `p50_s` or less.
+
+    `which` of them they are: all, or those that went where most of them was cached, or was not.
+    """
+
+    which: str
+    count: int
+    p50_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOutcome:
     """One run.
 
     `spread` is the mean, over the run, of the most sequences that an engine has over the mean of
-    all; `work_spread` the most tokens that one computed in the whole run over the mean. `num_moved`
-    streams lost their engine; half of them stood still for `pause_p50_s` or less.
+    all; `work_spread` the most tokens that one computed in the whole run over the mean. `pauses`
+    are those of streams that lost their engine.
     """
 
     load: str
@@ -63,8 +92,7 @@ class LoadOutcome:
     cached_ratio: float
     spread: float
     work_spread: float
-    num_moved: int
-    pause_p50_s: float | None
+    pauses: tuple["Pauses", ...] = ()
 
 
 def run(load: Load, kind: str, num_gateways: int, dies_after: float | None = None) -> LoadOutcome:
@@ -86,7 +114,7 @@ def run(load: Load, kind: str, num_gateways: int, dies_after: float | None = Non
             await fleet.until_done()
             outcomes.append(_outcome(load, kind, num_gateways, fleet, spreads))
 
-    run_on_network(main())
+    run_on_network(main(), latency_s(kind))
     return outcomes[0]
 
 
@@ -140,7 +168,6 @@ def _outcome(
     work = [
         each.prompt_tokens - each.local_cached_tokens + each.generation_tokens for each in stats
     ]
-    pauses = sorted(each.pause_s for each in fleet.answers if each.pause_s is not None)
     return LoadOutcome(
         load.name,
         kind,
@@ -149,16 +176,30 @@ def _outcome(
         fleet.cached_ratio,
         sum(spreads) / len(spreads),
         max(work) / (sum(work) / len(work)),
-        len(pauses),
-        pauses[len(pauses) // 2] if pauses else None,
+        tuple(_pauses(fleet.answers)),
     )
+
+
+def _pauses(answers: Sequence[Answer]) -> Iterator[Pauses]:
+    """Yields the pauses of all that moved, and of each half of which something is known."""
+    all_of: dict[str, list[float]] = {"": [], "cached": [], "not cached": []}
+    for answer in answers:
+        if answer.pause_s is None:
+            continue
+        all_of[""].append(answer.pause_s)
+        if (ratio := answer.moved_cached_ratio) is not None:
+            all_of["cached" if ratio >= 0.5 else "not cached"].append(answer.pause_s)
+    for which, pauses_s in all_of.items():
+        if pauses_s:
+            yield Pauses(which, len(pauses_s), sorted(pauses_s)[len(pauses_s) // 2])
 
 
 def outcomes(report: Callable[[LoadOutcome], None]) -> None:
     """Runs all, and reports each as it ends."""
     for num_gateways in (1, 4, 16):
-        for kind in ("fewest requests", "room and cache", "own prefix tree"):
+        for kind in KINDS_OF_HOT:
             report(run(HOT, kind, num_gateways))
+    report(run(HOT, ALL_KNOWN, 1))
     report(run(BUSY, "fewest requests", 1))
     for num_gateways in (1, 4, 16):
         report(run(BUSY, "room and cache", num_gateways))
@@ -179,9 +220,80 @@ HEAD = (
 
 def row(each: LoadOutcome) -> str:
     """Returns one outcome as a row in Markdown."""
-    pause = "" if each.pause_p50_s is None else f"{each.num_moved}, {each.pause_p50_s:.3f}"
+    pause = "; ".join(f"{of.which} {of.count}, {of.p50_s:.3f}".strip() for of in each.pauses)
     return (
         f"| {each.load} | {each.num_gateways} | {each.kind} | {each.ttft_p50_s:.3f} "
         f"| {each.ttft_p90_s:.3f} | {each.ttft_p99_s:.3f} | {each.cached_ratio:.3f} "
         f"| {each.spread:.2f} | {each.work_spread:.2f} | {pause} |"
+    )
+
+
+# -- an engine that comes while others have a long line --
+
+_LATE_REQUESTS, _LATE_AFTER_S, _LATE_LOOK_S = 2000, 0.5, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LateEngine:
+    """What a second engine has of a line of 2,000 that stood when it came.
+
+    Its first token came `first_token_s` after it did, `None` if it got none of them. After a second
+    it had been given `num_given_in_1_s` of them, the first engine `num_given_to_first` meanwhile.
+    The last answer ended `done_s` after it came.
+    """
+
+    kind: str
+    num_requests: int
+    first_token_s: float | None
+    num_given_in_1_s: int
+    num_given_to_first: int
+    done_s: float
+
+
+def late_engine(kind: str, num_requests: int = _LATE_REQUESTS) -> LateEngine:
+    """Runs one, through one gateway that chooses by `kind`, one of `ENGINES`."""
+    outcomes: list[LateEngine] = []
+
+    async def main() -> None:
+        loop, chance = asyncio.get_running_loop(), random.Random(5)
+        async with choosing_fleet(kind, 1, 1, CHIP) as (fleet, _):
+            (gateway,) = fleet.gateways
+            for number in range(num_requests):
+                gateway.submit(f"r{number}", prompt_of(100, chance), 50)
+            await asyncio.sleep(_LATE_AFTER_S)
+            await fleet.add_engine(ENGINES[kind](CHIP))
+            came_s = loop.time()
+            first, second = gateway.dispatcher.connections
+            given_before = first.num_dispatched
+            first_token_s: float | None = None
+            given: tuple[int, int] | None = None
+            while gateway.dispatcher.num_in_flight:
+                await asyncio.sleep(LATENCY_S)
+                passed_s = loop.time() - came_s
+                if first_token_s is None and second.last_output_s > 0:
+                    first_token_s = passed_s
+                if given is None and passed_s >= _LATE_LOOK_S:
+                    given = second.num_dispatched, first.num_dispatched - given_before
+            outcomes.append(
+                LateEngine(
+                    kind, num_requests, first_token_s, *(given or (0, 0)), loop.time() - came_s
+                )
+            )
+
+    run_on_network(main())
+    return outcomes[0]
+
+
+LATE_HEAD = (
+    "| chosen by | its first token after s | given to it within 1 s | to the first one meanwhile "
+    "| all done after s |\n|---|---|---|---|---|"
+)
+
+
+def late_row(each: LateEngine) -> str:
+    """Returns one outcome as a row in Markdown."""
+    first = "never" if each.first_token_s is None else f"{each.first_token_s:.3f}"
+    return (
+        f"| {each.kind} | {first} | {each.num_given_in_1_s} | {each.num_given_to_first} "
+        f"| {each.done_s:.1f} |"
     )

@@ -33,7 +33,7 @@ from tests.gateway.dispatch.simulated_fleet import (
     quantile,
     simulated_fleet,
 )
-from tests.gateway.dispatch.simulated_network import run_on_network
+from tests.gateway.dispatch.simulated_network import LATENCY_S, run_on_network
 
 # Takes a request: its id, its prompt, the tokens that are to come, and what a baseline chooses by.
 Submit = Callable[[str, list[int], int, Asked], None]
@@ -58,6 +58,10 @@ ENGINES = {
     "room": RoomOnlyEngine,
     "room and cache": PacedEngine,
 }
+# As the last, where the gateway knows more than any can: how long answers will be, and what engines
+# have cached at this moment, for the network takes no time. It is no bound: the rule is ours, which
+# looks at each request by itself.
+ALL_KNOWN = "all known"
 # What others choose by: a new one for each gateway, of so many engines.
 BASELINES: dict[str, Callable[[int], Baseline]] = {
     "session": lambda _: SessionAffinity(),
@@ -65,6 +69,11 @@ BASELINES: dict[str, Callable[[int], Baseline]] = {
     "own prefix tree": PrefixTree,
 }
 KINDS = (*ENGINES, *BASELINES)
+
+
+def latency_s(kind: str) -> float:
+    """Returns how long the network takes, one way, where gateways choose by this kind."""
+    return 0.0 if kind == ALL_KNOWN else LATENCY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,7 @@ def read_trace(path: Path, skip: int, count: int | None) -> list[dict[str, Any]]
 def run(kind: str, num_gateways: int, rows: Sequence[dict[str, Any]]) -> Outcome:
     """Runs the whole trace."""
     outcomes: list[Outcome] = []
-    run_on_network(_replay(kind, num_gateways, rows, outcomes))
+    run_on_network(_replay(kind, num_gateways, rows, outcomes), latency_s(kind))
     return outcomes[0]
 
 
@@ -125,9 +134,10 @@ async def choosing_fleet(
     kind: str, num_gateways: int, num_engines: int, engine: PacedConfig
 ) -> AsyncIterator[tuple[SimulatedFleet, list[Submit]]]:
     """A fleet whose gateways choose by this kind, and what takes each gateway's requests."""
-    engines = [ENGINES.get(kind, BlindEngine)(engine) for _ in range(num_engines)]
-    num_ours = num_gateways if kind in ENGINES else 0
-    async with simulated_fleet(num_ours, engines) as fleet:
+    told = ENGINES | {ALL_KNOWN: PacedEngine}
+    engines = [told.get(kind, BlindEngine)(engine) for _ in range(num_engines)]
+    num_ours = num_gateways if kind in told else 0
+    async with simulated_fleet(num_ours, engines, knows_lengths=kind == ALL_KNOWN) as fleet:
         ours = [_taken_by(gateway) for gateway in fleet.gateways]
         others = [
             await _baseline_gateway(fleet, number, BASELINES[kind](num_engines))

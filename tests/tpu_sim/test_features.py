@@ -248,6 +248,8 @@ async def chosen_likelihoods(
     return list(told.values())
 
 
+# Who is first trains the draft: minutes of a whole core.
+@pytest.mark.timeout(2400)
 async def test_guesses_by_a_draft_model(
     models: TinyModels, caches: Path, evidence: Evidence
 ) -> None:

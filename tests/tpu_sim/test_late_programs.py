@@ -22,6 +22,8 @@ from .tiny_models import DRAFTED, LLAMA, QWEN3, TinyModels
 
 pytestmark = [
     pytest.mark.tpu_sim,
+    # The draft may have to be trained first.
+    pytest.mark.timeout(2400),
     pytest.mark.filterwarnings("default"),  # the engine core is forked, see test_parity
 ]
 

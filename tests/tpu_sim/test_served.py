@@ -32,7 +32,7 @@ from .evidence import Evidence
 from .test_features import drafting
 from .tiny_models import DRAFTED, FP8, LLAMA, MOE, NUM_NEW_TOKENS, QWEN3, TinyModels
 
-pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.tpu_sim, pytest.mark.timeout(2400)]
 
 CHIPS_PER_HOST = 4
 ONE_HOST = {"generation": "v6e", "topology": "2x2"}

@@ -35,12 +35,18 @@ class Doors:
 
 
 def beside_a_flood(
-    kind: str, flood_tokens: int | None, seed: int = 4
+    kind: str,
+    flood_tokens: int | None,
+    seed: int = 4,
+    *,
+    knows_tenants: bool = True,
+    num_requests: int = 200,
 ) -> tuple[list[float], list[float]]:
     """Returns the times of first tokens of two tenants, and of another that floods.
 
     The two ask for a third of the fleet together, the other for several times all of it, with
-    prompts of `flood_tokens`, or nothing if that is `None`; until they come it has all of it.
+    prompts of `flood_tokens`, or nothing if that is `None`; until they come it has all of it. Where
+    nobody `knows_tenants`, who comes first is served first.
     """
     others: list[float] = []
     flood: list[float] = []
@@ -51,21 +57,22 @@ def beside_a_flood(
         async with simulated_fleet(Doors.count(kind), engines_of(CHIP, 2)) as fleet:
             doors = Doors(kind, fleet, chance)
             at_s = loop.time()
-            for number in range(200):
+            for number in range(num_requests):
                 at_s += chance.expovariate(8.0)
                 await asyncio.sleep(at_s - loop.time())
                 tenant = chance.choice(["three", "two"])
                 lengths = prompt_of(500, chance), 1 + int(chance.expovariate(1 / 100))
-                asked = {"tenant": tenant, "weight": WEIGHTS[tenant]}
+                asked = {"tenant": tenant, "weight": WEIGHTS[tenant]} if knows_tenants else {}
                 doors.of(tenant).submit(f"r{number}", *lengths, **asked)
                 for extra in range(10 if flood_tokens else 0):
                     prompt = prompt_of(flood_tokens, chance)
-                    asked = {"tenant": "five", "weight": WEIGHTS["five"]}
+                    asked = {"tenant": "five", "weight": WEIGHTS["five"]} if knows_tenants else {}
                     doors.of("five").submit(f"f{number}-{extra}", prompt, 100, **asked)
             await fleet.until_done()
-            later = [each for each in fleet.answers if each.came_at_s > 5.0]
-            others.extend(each.ttft_s for each in later if each.tenant != "five")
-            flood.extend(each.ttft_s for each in later if each.tenant == "five")
+            for gateway in fleet.gateways:
+                for name, answer in gateway.answers.items():
+                    if answer.came_at_s > 5.0:
+                        (flood if name.startswith("f") else others).append(answer.ttft_s)
 
     run_on_network(main())
     return others, flood

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from serving.domain.errors import RequestError
+from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.tokens.cached_blocks import CacheMirror
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
-from serving.gateway.dispatch.admission import FleetLimits
+from serving.gateway.dispatch.admission import AdmissionQueue, FleetLimits
 from serving.gateway.dispatch.dispatcher import Dispatcher, Outputs
 from serving.gateway.dispatch.load import load_of
 from serving.gateway.dispatch.requests import InFlightRequest
+from serving.gateway.telemetry.request_telemetry import ModelTelemetry
 from serving.link.client import LinkCallbacks, LinkClient
 from serving.link.rooms.room import EngineCapacity
 from serving.link.server import LinkServer
@@ -56,12 +58,25 @@ class BlindEngine(RoomOnlyEngine):
         return None
 
 
+class KnownLengths(ModelTelemetry):
+    """It expects each answer to be as long as it will be: as long as its request allows."""
+
+    def __init__(self) -> None:
+        super().__init__("demo", 0.0)
+
+    def output_mean(self, service_class: ServiceClass) -> float | None:
+        """More than any answer has."""
+        return 1e9
+
+
 @dataclass(slots=True)
 class Answer:
     """When a request came, had its first and its last token, in seconds of the simulation.
 
-    It stood still for `pause_s` when it lost its engine; `None` if it never did. `engine_id` is the
-    last engine that has sent something of it.
+    It stood still for `pause_s` when it lost its engine; `None` if it never did. Of its tokens
+    until then `moved_cached_ratio` were in the cache where it went on, as its gateway expected it;
+    `None` if that knows nothing of caches. `engine_id` is the last engine that has sent something
+    of it.
     """
 
     came_at_s: float
@@ -74,6 +89,7 @@ class Answer:
     engine_id: str | None = None
     last_at_s: float = 0.0
     pause_s: float | None = None
+    moved_cached_ratio: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -89,8 +105,12 @@ class Answer:
 class SimulatedGateway:
     """One gateway's dispatcher and its links. Implements `OutputSink`."""
 
-    def __init__(self, name: str, deadline_s: float = 86_400.0) -> None:
-        self.dispatcher = Dispatcher("demo", FleetLimits(request_deadline_s=deadline_s))
+    def __init__(
+        self, name: str, deadline_s: float = 86_400.0, telemetry: ModelTelemetry | None = None
+    ) -> None:
+        limits = FleetLimits(request_deadline_s=deadline_s)
+        queue = AdmissionQueue("demo", limits, telemetry)
+        self.dispatcher = Dispatcher("demo", limits, queue=queue)
         self.dispatcher.attach(self)
         self.answers: dict[str, Answer] = {}
         self.failures: dict[str, RequestError] = {}
@@ -127,6 +147,9 @@ class SimulatedGateway:
             answer = self.answers[output.request_id]
             if telemetry.num_moves and answer.pause_s is None and answer.num_tokens:
                 answer.pause_s = now_s - answer.last_at_s
+                choice = telemetry.choice
+                if choice is not None and choice.expected_cached is not None:
+                    answer.moved_cached_ratio = choice.expected_cached / choice.num_tokens
             answer.last_at_s = now_s
             answer.tokens += output.token_ids
             answer.engine_id = self._in_flight[output.request_id].engine_id
@@ -227,10 +250,17 @@ class SimulatedFleet:
 
 @asynccontextmanager
 async def simulated_fleet(
-    num_gateways: int, engines: Sequence[PacedEngine], deadline_s: float = 86_400.0
+    num_gateways: int,
+    engines: Sequence[PacedEngine],
+    deadline_s: float = 86_400.0,
+    *,
+    knows_lengths: bool = False,
 ) -> AsyncIterator[SimulatedFleet]:
     """Requests wait for `deadline_s` if they do not say."""
-    gateways = [SimulatedGateway(f"gw{number}", deadline_s) for number in range(num_gateways)]
+    gateways = [
+        SimulatedGateway(f"gw{number}", deadline_s, KnownLengths() if knows_lengths else None)
+        for number in range(num_gateways)
+    ]
     fleet = SimulatedFleet(gateways)
     looking = asyncio.create_task(fleet.keep_looking())
     try:

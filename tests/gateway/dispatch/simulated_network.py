@@ -83,10 +83,9 @@ class _Server:
 class NetworkLoop(SimulatedLoop):
     """The loop of everything in one world."""
 
-    latency_s = LATENCY_S
-
-    def __init__(self) -> None:
+    def __init__(self, latency_s: float = LATENCY_S) -> None:
         super().__init__()
+        self.latency_s = latency_s
         self.listening: dict[tuple[str, int], Callable[[], asyncio.BaseProtocol]] = {}
         self._num_ports = 0
 
@@ -109,7 +108,7 @@ class NetworkLoop(SimulatedLoop):
         return here, here.protocol
 
 
-def run_on_network(main: Coroutine[Any, Any, None]) -> None:
+def run_on_network(main: Coroutine[Any, Any, None], latency_s: float = LATENCY_S) -> None:
     """Runs `main` to its end on a clock that starts at 0 s."""
-    with asyncio.Runner(loop_factory=NetworkLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: NetworkLoop(latency_s)) as runner:
         runner.run(main)
