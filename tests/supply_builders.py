@@ -1,6 +1,6 @@
 """Hosts, pods and lives in few words, for tests of the supply of slices."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from serving.domain.inventory import (
@@ -11,6 +11,7 @@ from serving.domain.inventory import (
     ObservedHost,
 )
 from serving.domain.names.gke_names import COMPUTE_CLASS_LABEL
+from serving.domain.plan_report import ModelPlan, PlanReport, encode_report
 from serving.domain.slice_lifecycle import EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import HostRecord, SliceRecord
 from serving.domain.supply.pods import GroupPods, ObservedPod, ObservedSlice, PodPhase
@@ -107,3 +108,32 @@ def life(
 def ended(record: SliceRecord, cause: EndCause, at_s: float = 10.0) -> SliceRecord:
     """The last report of a life."""
     return replace(record, life=record.life.end(cause, at_s, "so it ended"))
+
+
+def with_engine(name: str) -> SliceRecord:
+    """A replica on a slice of its own, with an engine that can be taken over."""
+    return replace(
+        life(name, hosts_of(name)),
+        engine_id=f"engine of {name}",
+        control=("10.0.0.1", 1),
+        fingerprint="f",
+    )
+
+
+def plan_that_drains(model: str, replica_ids: Sequence[str], now_s: float) -> bytes:
+    """A plan for one slice that gives up those of these replicas first, as the policy stores it."""
+    plan = ModelPlan(
+        model=model,
+        decided_at_s=now_s,
+        changed_at_s=None,
+        targets={"spot": 1},
+        demand_slices=1.0,
+        next_slice_at_s=None,
+        arithmetic="one is needed",
+        changes=(),
+        refusals=(),
+        alerts=(),
+        num_failures=0,
+        drain_order=tuple(replica_ids),
+    )
+    return encode_report(PlanReport(written_at_s=now_s, models=(plan,)))

@@ -11,18 +11,13 @@ from serving.directory.exchanges import PATIENCE_S, TOLD_AFTER_S, Exchanges
 from serving.directory.orphans import OrphanOffers, is_wanted
 from serving.domain.slice_lifecycle import SliceState
 from serving.domain.slice_records import SliceRecord
-from tests.supply_builders import hosts_of, life
+from tests.supply_builders import hosts_of, life, with_engine
 
 NOW_S = 100.0
 
 
 def ready(name: str, **changes: object) -> SliceRecord:
-    made = replace(
-        life(name, hosts_of(name)),
-        engine_id=f"engine of {name}",
-        control=("10.0.0.1", 1),
-        fingerprint="f",
-    )
+    made = with_engine(name)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

@@ -6,19 +6,13 @@ import pytest
 
 from serving.directory.orphans import OFFER_S, OrphanOffers, fits, is_wanted, outdated
 from serving.domain.slice_records import SliceRecord
-from tests.supply_builders import hosts_of, life
+from tests.supply_builders import life, with_engine
 
 WAITS = replace(life("new"), fingerprint="f")
 
 
 def orphan(replica_id: str, **changes: object) -> SliceRecord:
-    made = replace(
-        life(replica_id, hosts_of(replica_id)),
-        engine_id=f"engine of {replica_id}",
-        control=("10.0.0.1", 1),
-        fingerprint="f",
-        is_orphan=True,
-    )
+    made = replace(with_engine(replica_id), is_orphan=True)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

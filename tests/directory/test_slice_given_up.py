@@ -17,14 +17,11 @@ from serving.directory.deployment import FleetDirectory
 from serving.domain.plan_report import (
     REPORT_KEY,
     STALE_AFTER_S,
-    ModelPlan,
-    PlanReport,
-    encode_report,
 )
 from serving.domain.slice_records import HandOn, SliceRecord
 from tests.kuberay.ray_by_hand import RayByHand, standing_in
 from tests.kuberay.replicas import until
-from tests.supply_builders import hosts_of, life
+from tests.supply_builders import hosts_of, life, plan_that_drains
 
 
 def ready(name: str) -> SliceRecord:
@@ -51,23 +48,8 @@ async def directory() -> AsyncIterator[FleetDirectory]:
 
 def plan(*drain_order: str, age_s: float = 0.0) -> None:
     """Stores a plan, as the policy does."""
-    now_s = time.time() - age_s
-    model = ModelPlan(
-        model="demo",
-        decided_at_s=now_s,
-        changed_at_s=None,
-        targets={"spot": 1},
-        demand_slices=1.0,
-        next_slice_at_s=None,
-        arithmetic="one is needed",
-        changes=(),
-        refusals=(),
-        alerts=(),
-        num_failures=0,
-        drain_order=drain_order,
-    )
-    report = PlanReport(written_at_s=now_s, models=(model,))
-    internal_kv._internal_kv_put(REPORT_KEY, encode_report(report), overwrite=True)
+    report = plan_that_drains("demo", drain_order, time.time() - age_s)
+    internal_kv._internal_kv_put(REPORT_KEY, report, overwrite=True)
 
 
 async def test_replica_whose_slice_goes_first_is_asked_to_give_it_up(

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
 
-from serving.domain.plan_report import REPORT_KEY, ModelPlan, PlanReport, encode_report
+from serving.domain.plan_report import REPORT_KEY
 from serving.domain.tokens.paced import LETTERS, paced_tokens
+from tests.supply_builders import plan_that_drains
 
 from .application import (
     Role,
@@ -207,22 +208,7 @@ def test_replica_that_is_wanted_no_more_gives_its_slice_back(
 
 def plan_drains(head: str, *replica_ids: str) -> None:
     """Stores a plan that gives up the slices of these replicas first, as the policy does."""
-    now_s = time.time()
-    plan = ModelPlan(
-        model=MODEL,
-        decided_at_s=now_s,
-        changed_at_s=None,
-        targets={"spot": 1},
-        demand_slices=1.0,
-        next_slice_at_s=None,
-        arithmetic="one is needed",
-        changes=(),
-        refusals=(),
-        alerts=(),
-        num_failures=0,
-        drain_order=replica_ids,
-    )
-    report = encode_report(PlanReport(written_at_s=now_s, models=(plan,)))
+    report = plan_that_drains(MODEL, replica_ids, time.time())
     GcsClient(address=head).internal_kv_put(REPORT_KEY, report, overwrite=True)
 
 
