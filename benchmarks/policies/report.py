@@ -19,6 +19,7 @@ from benchmarks.policies.jobs import (
     HELD_OUT,
     HINDSIGHT,
     IN_WORLDS,
+    LOADING_BOUND,
     LOWER_BOUND,
     SAFE_HINDSIGHT,
     parts,
@@ -108,7 +109,7 @@ def _case(table: Table, case: str) -> str:
 
 
 def _case_rows(table: Table, case: str) -> Iterator[Sequence[str]]:
-    for name in (*POLICIES, HINDSIGHT, SAFE_HINDSIGHT, LOWER_BOUND):
+    for name in (*POLICIES, HINDSIGHT, SAFE_HINDSIGHT, LOADING_BOUND, LOWER_BOUND):
         seeds = table.seeds(case, name)
         cost = table.spread(case, name, lambda each: each.cost_usd)
         if not seeds:

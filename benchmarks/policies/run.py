@@ -12,7 +12,7 @@ from autoscaling.simulator.policies import make_policy
 from autoscaling.simulator.run import simulate
 from benchmarks.policies.batches import cost_on_spot
 from benchmarks.policies.cases import prepared_case
-from benchmarks.policies.jobs import HINDSIGHT, LOWER_BOUND, SAFE_HINDSIGHT, Job
+from benchmarks.policies.jobs import HINDSIGHT, LOADING_BOUND, LOWER_BOUND, SAFE_HINDSIGHT, Job
 from benchmarks.policies.records import PolicyRecord
 from benchmarks.policies.worlds import Situation, situation
 
@@ -37,8 +37,9 @@ class Runner:
         """
         where = self._situation(job)
         began_s = time.perf_counter()
-        if job.policy == LOWER_BOUND:
-            return self._record(job, lower_bound_of(where.run), began_s)
+        if job.policy in (LOWER_BOUND, LOADING_BOUND):
+            least_usd = lower_bound_of(where.run, is_loading=job.policy == LOADING_BOUND)
+            return self._record(job, least_usd, began_s)
         if job.policy in (HINDSIGHT, SAFE_HINDSIGHT):
             floor_ratio = where.run.rules.floor_ratio if job.policy == SAFE_HINDSIGHT else 0.0
             known = yardsticks_of(where.run, floor_ratio=floor_ratio)

@@ -3,7 +3,8 @@
 A commit is no name for that: it may be rewritten when work lands, and most commits change nothing
 that is simulated. The fingerprint is of the syntax of every module that the run imports, without
 comments and docstrings, and of the scenarios and prices. The production policy has a part in its
-own runs alone: what others cost stands when it changes.
+own runs alone, and what computes yardsticks in those alone: what others cost stands when they
+change.
 """
 
 import ast
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import grimp
 
-from autoscaling.simulator.policies import SLICEWISE
+from autoscaling.simulator.policies import POLICIES, SLICEWISE
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("autoscaling", "benchmarks", "loadtest", "serving")
@@ -21,6 +22,7 @@ _RUN = "benchmarks.policies.run"
 # How runs are named and kept changes no figure.
 _KEPT = ("benchmarks.policies.jobs", "benchmarks.policies.records")
 _POLICY = "autoscaling.policy"
+_YARDSTICKS = "autoscaling.simulator.bounds"
 # Objectives and bounds, of which everybody's runs are prepared.
 _RULES = "autoscaling.policy.rules"
 _DATA = ("autoscaling/scenarios/*.yaml", "autoscaling/prices/*.yaml")
@@ -42,10 +44,11 @@ def fingerprint(policy: str) -> str:
 def code_of(policy: str) -> set[str]:
     """Returns the modules that figures of a policy, or of a yardstick, come from."""
     graph = grimp.build_graph(*_PACKAGES, cache_dir=None)
-    if policy != SLICEWISE:
-        for module in graph.modules:
-            if module.startswith(f"{_POLICY}.") and module != _RULES:
-                graph.remove_module(module)
+    left_out = [] if policy == SLICEWISE else [_POLICY]
+    left_out += [_YARDSTICKS] if policy in POLICIES else []
+    for module in graph.modules:
+        if module != _RULES and module.startswith(tuple(f"{each}." for each in left_out)):
+            graph.remove_module(module)
     return ({_RUN} | graph.find_upstream_modules(_RUN)) - set(_KEPT)
 
 

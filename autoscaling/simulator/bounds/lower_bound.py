@@ -15,7 +15,16 @@ counted in slices of one shape, of which a slice of class `c` does the work of `
 as it does of the kind of token for which it is the best. Whatever
 would make it dearer is left out: slices come in fractions and at once, loading costs nothing,
 nothing is lost but what capacity takes, and work is as cheap as `step_mix` allows. Prepaid slices
-cost the same used or not. Pure.
+cost the same used or not.
+
+With `Loading` a slice is also paid for while it loads, so that every rise of what is used costs as
+well:
+
+    minimise    sum over c, k of  price_c * (used[c,k] + load_s_c * started[c,k])
+    subject to  started[c,k] >= (used[c,k] - used[c,k-1]) / interval_s
+
+What serves for a part of an interval counts by its mean, and the mean of what is used rises no more
+often than what is used itself does: it stays a bound. Pure.
 """
 
 import math
@@ -25,7 +34,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse import (
+    block_diag,
+    coo_matrix,
+    csr_matrix,
+    diags_array,
+    eye_array,
+    hstack,
+    vstack,
+)
 
 from autoscaling.simulator.bounds.step_mix import least_work
 from autoscaling.simulator.world.arrivals import Requests
@@ -56,6 +73,14 @@ class MeanWork:
     arrived: Series
     due: Series
     may_miss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What loading takes, in seconds, and the slices that are ready at the start, by class."""
+
+    load_s: Mapping[str, float]
+    initial: Mapping[str, int]
 
 
 def mean_work(
@@ -135,32 +160,43 @@ def lower_bound_usd(
     terms: Sequence[ComputeClass],
     most: Mapping[str, Series],
     carries: Mapping[str, float] | None = None,
+    loading: Loading | None = None,
 ) -> float:
     """The least cost of `work`; `most` slices per interval are by the name of the class.
 
     `carries` has how many slices' work one of a class does at most, by its name; without a class,
-    and where it is `None`, it is 1.
+    and where it is `None`, it is 1. Without `loading` it costs nothing.
 
     Raises:
         LowerBoundError: there is no such plan.
     """
     num_classes, num_intervals = len(terms), len(work.due)
-    block = num_classes * num_intervals
     usd_per_s = [0.0 if each.is_prepaid else each.price / _SECONDS_PER_HOUR for each in terms]
-    # Variables: used[c,k], then done[k], then missed[k].
-    cost = np.concatenate([np.repeat(usd_per_s, num_intervals), np.zeros(2 * num_intervals)])
-    upper = np.concatenate(
-        [
-            *(most[each.name] * work.interval_s for each in terms),
-            work.arrived,
-            np.full(num_intervals, work.may_miss),
+    # Variables: used[c,k], then done[k], missed[k], and started[c,k] where loading counts.
+    cost = [np.repeat(usd_per_s, num_intervals), np.zeros(2 * num_intervals)]
+    upper = [
+        *(most[each.name] * work.interval_s for each in terms),
+        work.arrived,
+        np.full(num_intervals, work.may_miss),
+    ]
+    rows = _constraints([(carries or {}).get(each.name, 1.0) for each in terms], num_intervals)
+    bounds = [np.zeros(3 * num_intervals), -work.due]
+    if loading is not None:
+        per_start = [
+            usd * loading.load_s[each.name] for usd, each in zip(usd_per_s, terms, strict=True)
         ]
-    )
+        cost.append(np.repeat(per_start, num_intervals))
+        upper.append(np.full(num_classes * num_intervals, np.inf))
+        rows = _with_starts(rows, num_classes, num_intervals, work.interval_s)
+        for each in terms:
+            before = np.zeros(num_intervals)
+            before[0] = loading.initial.get(each.name, 0)
+            bounds.append(before)
     answer = linprog(
-        cost,
-        A_ub=_constraints([(carries or {}).get(each.name, 1.0) for each in terms], num_intervals),
-        b_ub=np.concatenate([np.zeros(3 * num_intervals), -work.due]),
-        bounds=np.stack([np.zeros(block + 2 * num_intervals), upper], axis=1),
+        np.concatenate(cost),
+        A_ub=rows,
+        b_ub=np.concatenate(bounds),
+        bounds=np.stack([np.zeros(rows.shape[1]), np.concatenate(upper)], axis=1),
         method="highs",
     )
     if answer.status != 0:
@@ -200,3 +236,20 @@ def _constraints(carries: Sequence[float], num_intervals: int) -> csr_matrix:
     rows_, columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     shape = (4 * num_intervals, block + 2 * num_intervals)
     return coo_matrix((values, (rows_, columns)), shape=shape).tocsr()
+
+
+def _with_starts(
+    rows: csr_matrix, num_classes: int, num_intervals: int, interval_s: float
+) -> csr_matrix:
+    """Adds started[c,k], and a row for each: what is used less what was before, less started."""
+    block = num_classes * num_intervals
+    rise = diags_array([1.0, -1.0], offsets=[0, -1], shape=(num_intervals, num_intervals))
+    starts = hstack(
+        [
+            block_diag([rise / interval_s] * num_classes),
+            csr_matrix((block, rows.shape[1] - block)),
+            -eye_array(block),
+        ]
+    )
+    widened = hstack([rows, csr_matrix((rows.shape[0], block))])
+    return vstack([widened, starts]).tocsr()

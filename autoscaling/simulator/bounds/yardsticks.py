@@ -14,6 +14,7 @@ from autoscaling.simulator.bounds.hindsight import (
     plan_with_hindsight,
 )
 from autoscaling.simulator.bounds.lower_bound import (
+    Loading,
     lower_bound_usd,
     mean_work,
     most_carried,
@@ -27,8 +28,11 @@ SERVICE_LEVEL = 0.99
 HINDSIGHT_INTERVAL_S = 300.0
 
 
-def lower_bound_of(run_setup: PreparedRun) -> float:
+def lower_bound_of(run_setup: PreparedRun, *, is_loading: bool = False) -> float:
     """The cost in USD below which no policy of this run keeps the service level.
+
+    If `is_loading` counts, slices are paid for while they load, each for the median time; those of
+    a run take longer on average.
 
     Raises:
         LowerBoundError: the classes cannot carry the work.
@@ -57,7 +61,11 @@ def lower_bound_of(run_setup: PreparedRun) -> float:
         name: most_carried(requests, base, profile, tpot_s=objectives.tpot_s)
         for name, profile in run_setup.profiles.items()
     }
-    return lower_bound_usd(work, run_setup.terms, most, carries)
+    loading = None
+    if is_loading:
+        load_s = {each.terms.name: each.conditions.load_s for each in run_setup.classes}
+        loading = Loading(load_s, run_setup.scenario.initial_slices)
+    return lower_bound_usd(work, run_setup.terms, most, carries, loading)
 
 
 def hindsight_of(

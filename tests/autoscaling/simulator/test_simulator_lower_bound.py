@@ -1,7 +1,7 @@
 """The lower bound: by hand, by trying every plan of tiny cases, and below simulated policies."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from autoscaling.prices.table import price_table
 from autoscaling.simulator.bounds.lower_bound import (
+    Loading,
     LowerBoundError,
     MeanWork,
     lower_bound_usd,
@@ -43,6 +44,7 @@ def bound(
     terms: Sequence[ComputeClass] = (SPOT, ON_DEMAND),
     most: Mapping[str, Sequence[float]] | None = None,
     carries: Mapping[str, float] | None = None,
+    loading: Loading | None = None,
 ) -> float:
     """The bound where work is given in slice-hours per hour."""
     hours = len(due)
@@ -55,22 +57,22 @@ def bound(
     )
     had = {each.name: np.full(hours, float(each.max_slices)) for each in terms}
     had |= {"spot": np.array(spot, np.float64)}
-    return lower_bound_usd(work, terms, had, carries)
+    return lower_bound_usd(work, terms, had, carries, loading)
 
 
 def cheapest_tried(
-    arrived: Sequence[int], due: Sequence[int], spot: Sequence[int], may_miss: int
+    arrived: Sequence[int], due: Sequence[int], spot: Sequence[int], may_miss: int, load_h: float
 ) -> float:
-    """The least cost over every way to use whole slice-hours, miss and carry over."""
+    """The least cost over every way to use whole slice-hours, miss, carry over and load."""
     hours, best = len(due), float("inf")
-    for used in product(range(5), repeat=hours):
-        usd = 0.0
-        for hour, total in enumerate(used):
-            from_spot = min(total, spot[hour])
-            if total - from_spot > 2:
-                break
-            usd += 3.0 * from_spot + 10.0 * (total - from_spot)
-        else:
+    mixes = list(product(range(3), repeat=2))
+    for plan in product(mixes, repeat=hours):
+        used = [sum(mix) for mix in plan]
+        if all(mix[0] <= most for mix, most in zip(plan, spot, strict=True)):
+            usd = sum(3.0 * mix[0] + 10.0 * mix[1] for mix in plan)
+            for before, mix in pairwise([(0, 0), *plan]):
+                usd += 3.0 * load_h * max(0, mix[0] - before[0])
+                usd += 10.0 * load_h * max(0, mix[1] - before[1])
             done, missed = 0, 0
             for hour, total in enumerate(used):
                 done = min(done + total, sum(arrived[: hour + 1]))
@@ -112,6 +114,21 @@ def test_slices_of_another_shape_do_more_or_less_work() -> None:
     assert bound([2], [2], [2], carries={"spot": 0.5}) == pytest.approx(6.0 + 10.0)
 
 
+def test_slice_is_paid_for_while_it_loads_unless_it_was_ready_at_the_start() -> None:
+    half = {"spot": 0.5 * HOUR_S, "od": 0.5 * HOUR_S}
+
+    def loaded(arrived: Sequence[float], had: Sequence[float], **initial: int) -> float:
+        return bound(arrived, arrived, had, loading=Loading(half, initial))
+
+    assert loaded([1], [2]) == pytest.approx(3.0 + 1.5)
+    assert loaded([1], [2], spot=1) == pytest.approx(3.0)
+    assert loaded([1, 1, 1], [2, 2, 2]) == pytest.approx(3 * 3.0 + 1.5)
+    # Held over an hour without work, for 3 USD, or loaded twice for 1.5 each.
+    assert loaded([1, 0, 1], [2, 2, 2]) == pytest.approx(2 * 3.0 + 2 * 1.5)
+    # Where spot goes for an hour, on-demand loads as well, and spot once more.
+    assert loaded([1, 1, 1], [1, 0, 1]) == pytest.approx(2 * 3.0 + 10.0 + 2 * 1.5 + 5.0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.floats(0.2, 4.0),
@@ -147,12 +164,13 @@ def test_work_that_the_classes_cannot_carry_is_an_error() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    work=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4),
-    spot=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    work=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=3),
+    spot=st.lists(st.integers(0, 2), min_size=3, max_size=3),
     may_miss=st.integers(0, 2),
+    load_h=st.sampled_from([0.0, 0.5, 2.0]),
 )
 def test_bound_is_the_cheapest_of_all_plans_of_a_tiny_case(
-    work: list[tuple[int, int]], spot: list[int], may_miss: int
+    work: list[tuple[int, int]], spot: list[int], may_miss: int, load_h: float
 ) -> None:
     arrived = [amount for amount, _ in work]
     due = [0] * len(work)
@@ -160,14 +178,20 @@ def test_bound_is_the_cheapest_of_all_plans_of_a_tiny_case(
         if hour + delay < len(work):
             due[hour + delay] += amount
     had = spot[: len(work)]
-    least = cheapest_tried(arrived, due, had, may_miss)
+    least = cheapest_tried(arrived, due, had, may_miss, load_h)
+    loading = Loading({"spot": load_h * HOUR_S, "od": load_h * HOUR_S}, {})
 
-    # Amounts and stock are whole, so the fractions that the programme may use gain nothing.
     if least == float("inf"):
         with pytest.raises(LowerBoundError):
             bound(arrived, due, had, may_miss=may_miss)
-    else:
-        assert bound(arrived, due, had, may_miss=may_miss) == pytest.approx(least, abs=1e-6)
+        return
+    bare = bound(arrived, due, had, may_miss=may_miss)
+    loaded = bound(arrived, due, had, may_miss=may_miss, loading=loading)
+    assert bare - 1e-6 <= loaded <= least + 1e-6
+    if not load_h:
+        # Amounts and stock are whole, so the fractions that the programme may use gain nothing.
+        assert bare == pytest.approx(least, abs=1e-6)
+        assert loaded == pytest.approx(least, abs=1e-6)
 
 
 LAW = CapacityProfile(
@@ -287,7 +311,8 @@ def test_no_policy_that_keeps_the_service_level_costs_less_than_the_bound(seed: 
     whole = read_scenario("spot-drought").model_dump()
     scenario = Scenario.model_validate(whole | {"duration_s": 10_800.0})
     run_setup = prepare_run(scenario, seed, price_table(), Replacements())
-    least_usd = lower_bound_of(run_setup)
+    least_usd = lower_bound_of(run_setup, is_loading=True)
+    assert least_usd > lower_bound_of(run_setup)
 
     names = ("static-on-demand", "spothedge", "slicewise")
     outcomes = [simulate_policy(run_setup, name) for name in names]

@@ -131,7 +131,7 @@ def test_page_has_a_row_a_policy_and_says_what_was_not_run() -> None:
 
     assert "| **slicewise** | 2 | 4,100 ± 1,271 | 2.05 ± 0.64 |" in page
     assert "| plan with hindsight | 1 | none keeps 99 % |" in page
-    assert "- headline: 135 of 140 runs" in page
+    assert "- headline: 145 of 150 runs" in page
     assert page.startswith("before\n")
     assert page.endswith("\nafter")
 
@@ -187,9 +187,13 @@ def test_policy_is_part_of_what_its_own_runs_come_from_and_not_of_others() -> No
 
     assert ours > theirs
     assert {each for each in ours - theirs if not each.startswith("autoscaling.policy.")} == set()
+    yardsticks = {each for each in code_of(LOWER_BOUND) if "simulator.bounds." in each}
+    assert yardsticks == code_of(LOWER_BOUND) - theirs
+    assert "autoscaling.simulator.bounds.lower_bound" in yardsticks
     both = {"autoscaling.policy.rules", "autoscaling.simulator.world.kernel"}
     assert both | {"benchmarks.policies.cases", "serving.domain.capacity.slice_profile"} < theirs
-    assert fingerprint("hpa") == fingerprint(LOWER_BOUND) != fingerprint(SLICEWISE)
+    assert fingerprint("hpa") == fingerprint("spothedge") != fingerprint(SLICEWISE)
+    assert fingerprint(LOWER_BOUND) not in (fingerprint("hpa"), fingerprint(SLICEWISE))
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
