@@ -2,13 +2,17 @@
 
 A step that compiles a program does not answer for as long as that takes, and is no hang. And that a
 worker on another host has ended is known first to the executor, in the engine core. Owns the words
-on the pipe, and which programs are being compiled. Does not own what follows (`engine.host`).
+on the pipe, and which programs are being compiled. Does not own what follows (`engine.host`), nor
+how a worker on another host reaches the pipe (`remote_reports`).
 """
 
+import logging
 import os
 from collections.abc import Callable
 
 from serving.engine.report_pipe import ReportPipe, report_line
+
+logger = logging.getLogger(__name__)
 
 REPORTS_VARIABLE = "SLICEWISE_WORKER_REPORTS_PIPE"
 _COMPILING, _COMPILED, _ENDED = "compiling", "compiled", "ended"
@@ -54,16 +58,60 @@ class WorkerReports:
             self._last = (program, self._clock())
 
 
+class LineReader:
+    """Takes the lines of a worker on another host, and reports for it in the worker's name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: dict[str, None] = {}  # programs
+
+    def take(self, line: str) -> None:
+        """Reports what a line says; one that says nothing known is left out."""
+        word, _, rest = line.partition(" ")
+        _, _, program = rest.partition(" ")
+        if word == _COMPILING:
+            self._open[program] = None
+        elif word == _COMPILED:
+            self._open.pop(program, None)
+        else:
+            return
+        logger.info("worker_elsewhere_%s worker=%s program=%r", word, self._name, program)
+        report_line(REPORTS_VARIABLE, f"{word} {self._name} {program}")
+
+    def end(self) -> None:
+        """Reports that nothing is compiled there any more: the worker has ended."""
+        for program in list(self._open):
+            self.take(f"{_COMPILED} - {program}")
+
+
+# Where lines go from a process that has no pipe to its engine host; `None`: it has one, or nobody
+# listens. One for the process, as JAX's listeners are, which report from threads of their own.
+_send: Callable[[str], None] | None = None
+
+
+def report_for(send: Callable[[str], None] | None) -> None:
+    """Has all reports of this process go to `send`; `None`: to the pipe again."""
+    global _send
+    _send = send
+
+
 def report_compiling(program: str) -> None:
     """Reports that this process begins to compile `program`."""
-    report_line(REPORTS_VARIABLE, f"{_COMPILING} {os.getpid()} {program}")
+    _report(f"{_COMPILING} {os.getpid()} {program}")
 
 
 def report_compiled(program: str) -> None:
     """Reports that this process has compiled `program`, or has failed to."""
-    report_line(REPORTS_VARIABLE, f"{_COMPILED} {os.getpid()} {program}")
+    _report(f"{_COMPILED} {os.getpid()} {program}")
 
 
 def report_worker_ended(reason: str) -> None:
     """Reports that a worker of the engine has ended, which ends the engine."""
     report_line(REPORTS_VARIABLE, f"{_ENDED} {reason}")
+
+
+def _report(line: str) -> None:
+    if _send is not None:
+        _send(line)
+    else:
+        report_line(REPORTS_VARIABLE, line)

@@ -50,6 +50,7 @@ ENGINE_HOST, ENGINE_CORE, WORKER = "ray::EngineHostActor", "VLLM::EngineCore", "
 class Served:
     """The application on a head and the two hosts of a slice; deployed at `began_s` (monotonic)."""
 
+    folder: Path  # what each host has for itself
     slice_hosts: list[Host]
     nodes: RayNodes
     calls: HttpCalls
@@ -70,6 +71,13 @@ class Served:
         calls = [Call(f"{URL}/v1/completions", _completion(model, prompt)) for prompt in prompts]
         replies = [reply.json() for reply in self.calls.make(calls)]
         return [reply["choices"][0]["token_ids"] for reply in replies]
+
+    def logged_by_engine_core(self) -> str:
+        """What Ray keeps on the first host of what the engine's processes there wrote."""
+        (core,) = self.slice_hosts[0].processes(ENGINE_CORE)
+        # As that process sees it: the folder is its host's own.
+        logs = Path(f"/proc/{core.pid}/root{self.folder}").rglob("logs/worker-*")
+        return "".join(path.read_text(errors="replace") for path in logs)
 
     def completed(self, **fields: Any) -> dict[str, Any]:
         """The choice with which one completion is answered."""
@@ -130,7 +138,7 @@ def served(
         nodes.join_slice(SLICES, slice_hosts, [{SIMULATED_VARIABLE: "1"}] * len(slice_hosts))
         nodes.wait_joined(START_S)
         nodes.run_on_head("serve", "run", str(folder / "serve_config.yaml"))
-        served = Served(slice_hosts, nodes, HttpCalls(head), time.monotonic())
+        served = Served(network.folder, slice_hosts, nodes, HttpCalls(head), time.monotonic())
         nodes.wait_until(lambda: len(served.engine_ids()) == 1, START_S)
         yield served
 
@@ -174,6 +182,16 @@ def test_echo_with_logprobs_is_answered_over_two_hosts(
         assert of_prompt == pytest.approx(answer["logprobs"]["token_logprobs"], abs=TOLERANCE)
         assert len(echoed["logprobs"]["token_logprobs"]) == len(text) + 6
     assert served.engine_ids() == engines
+    # Some of these programs come late in float32, on both hosts; the first host learns of both.
+    logged = served.logged_by_engine_core()
+    address = served.slice_hosts[1].address
+    assert "compiled_after_warm_up" in logged
+    begun, done = (
+        logged.count(f"worker_elsewhere_{word} worker={address}:")
+        for word in ("compiling", "compiled")
+    )
+    assert begun == done > 0
+    evidence.placed(f"late programs of the other host told to the engine's first host: {done}")
     evidence.parity(
         f"{LLAMA}, TP 8, log-probabilities of a prompt against those it was generated with",
         "a slice v6e 2x4 of two hosts in namespaces of their own, 4 devices each",

@@ -19,6 +19,7 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 
 from serving.directory.ray_hosts import own_address, own_node_id
 from serving.engine.load_stage import ReportsStages
+from serving.engine.remote_reports import RelayAddress, report_to
 from serving.engine.tpu import guess_logprobs
 from serving.engine.tpu.compile_watch import CompileWatch, StepShape
 from serving.engine.tpu.grammar_rows import rows_as_read
@@ -86,6 +87,11 @@ class ResumingTPUWorker(ReportsStages, TPUWorker):
         if self.rank > 0:
             self.pp_config.prev_worker_ip = addresses[self.rank - 1]
         self.initialize_pp_transfer_connect()
+
+    def report_compiles(self, address: RelayAddress, node_id: str) -> None:
+        """Reports what is compiled here to the engine core on another host, that of `node_id`."""
+        if own_node_id() != node_id:
+            report_to(address)
 
     def init_device(self, *args: Any, **kwargs: Any) -> Any:
         """Sets which slice of a multislice its host belongs to, then does as the worker does.

@@ -1,9 +1,9 @@
 """The executor of an engine over several hosts: one worker on each, the end of any ends the engine.
 
-It adds two things to tpu-inference 0.32.0's second executor, by which workers are placed here. That
-one tells no worker where the one of the pipeline stage before it is: each looks for it on its own
-host, and the first step waits for ever. And what it does about a worker that has ended comes late
-(`worker_watch`).
+It adds three things to tpu-inference 0.32.0's second executor, by which workers are placed here.
+That one tells no worker where the one of the pipeline stage before it is: each looks for it on its
+own host, and the first step waits for ever. What it does about a worker that has ended comes late
+(`worker_watch`). And nobody learns what workers on other hosts compile (`remote_reports`).
 """
 
 import logging
@@ -12,6 +12,8 @@ import signal
 
 from tpu_inference.executors.ray_distributed_executor_v2 import RayDistributedExecutorV2
 
+from serving.directory.ray_hosts import own_address, own_node_id
+from serving.engine.remote_reports import ReportRelay
 from serving.engine.tpu.worker_watch import watch_workers
 from serving.engine.worker_reports import report_worker_ended
 
@@ -22,6 +24,8 @@ class SliceExecutor(RayDistributedExecutorV2):
     """Runs one worker on each host of a slice, or of slices that are joined."""
 
     def _post_init_executor(self) -> None:
+        relay = ReportRelay(own_address())
+        self.collective_rpc("report_compiles", args=(relay.address, own_node_id()))
         if self.parallel_config.pipeline_parallel_size == 1:
             return
         addresses = self.collective_rpc("stage_address")
