@@ -114,6 +114,8 @@ def _run_dispatch(trace: Path, skip: int, count: int | None) -> None:
             print(dispatch_trace.table(outcomes[-1:]), flush=True)
     print(dispatch_trace.table(outcomes))
     print(f"one cache of all engines' size would have found {dispatch_trace.pooled(rows):.3f}")
+    least = ", ".join(f"{each:.2f}" for each in dispatch_trace.least_ttft_s(rows))
+    print(f"no way to choose comes below p50, p90 and p99 of {least} s")
 
 
 def main() -> None:

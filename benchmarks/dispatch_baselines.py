@@ -171,3 +171,16 @@ def pooled_ratio(
         while len(cache) > num_engines * CACHE_BLOCKS:
             cache.popitem(last=False)
     return found / sum(tokens)
+
+
+def uncached_at_least(prompts: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[int]:
+    """Returns the tokens of each prompt that some engine has to compute, whoever chooses.
+
+    As if one cache without end had every prompt as soon as it came, wherever it was sent.
+    """
+    seen: set[int] = set()
+    left = []
+    for blocks, num_tokens in zip(prompts, tokens, strict=True):
+        left.append(num_tokens - min(512 * num_found(blocks, seen), num_tokens - 1))
+        seen.update(blocks)
+    return left

@@ -22,6 +22,7 @@ from benchmarks.dispatch_baselines import (
     SessionAffinity,
     pooled_ratio,
     sessions_of,
+    uncached_at_least,
 )
 from serving.engine.paced.config import PacedConfig
 from serving.engine.paced.engine import PacedEngine
@@ -41,11 +42,12 @@ Submit = Callable[[str, list[int], int, Asked], None]
 NUM_ENGINES = 8
 _BLOCK = 512
 _GRID_S = 3.0
+_PROMPT_TOKENS_PER_S = 8000.0
 # Engines that compute 8,000 tokens of prompts a second, each with a cache of two million.
 ENGINE = PacedConfig(
     time_per_token_s=0.012,
     tpot_per_seq_s=0.0002,
-    prefill_tokens_per_s=8000.0,
+    prefill_tokens_per_s=_PROMPT_TOKENS_PER_S,
     max_num_seqs=64,
     max_num_batched_tokens=8192,
     max_model_len=131_072,
@@ -107,11 +109,7 @@ async def _replay(
     kind: str, num_gateways: int, rows: Sequence[dict[str, Any]], outcomes: list[Outcome]
 ) -> None:
     chance = random.Random(1)
-    first_ms = min(row["timestamp"] for row in rows)
-    due = sorted(
-        ((row["timestamp"] - first_ms) / 1000 + chance.random() * _GRID_S, number)
-        for number, row in enumerate(rows)
-    )
+    due = _arrivals(rows, chance)
     in_order = [rows[number] for _, number in due]
     sessions = sessions_of([row["hash_ids"] for row in in_order])
     async with choosing_fleet(kind, num_gateways, NUM_ENGINES, ENGINE) as (fleet, gateways):
@@ -127,6 +125,15 @@ async def _replay(
             submit(f"r{number}", prompts.of(row), row["output_length"], asked)
         await fleet.until_done()
         outcomes.append(_outcome(kind, num_gateways, fleet))
+
+
+def _arrivals(rows: Sequence[dict[str, Any]], chance: random.Random) -> list[tuple[float, int]]:
+    """When each request comes, after the first of the trace, and its number; in order."""
+    first_ms = min(row["timestamp"] for row in rows)
+    return sorted(
+        ((row["timestamp"] - first_ms) / 1000 + chance.random() * _GRID_S, number)
+        for number, row in enumerate(rows)
+    )
 
 
 @asynccontextmanager
@@ -208,6 +215,19 @@ def pooled(rows: Sequence[dict[str, Any]]) -> float:
     in_order = sorted(rows, key=lambda row: float(row["timestamp"]))
     tokens = [int(row["input_length"]) for row in in_order]
     return pooled_ratio([row["hash_ids"] for row in in_order], tokens, NUM_ENGINES)
+
+
+def least_ttft_s(rows: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Returns quantiles of the first token's time that no way to choose can come below.
+
+    They are those of `ttft_quantiles_s`, of requests that never wait, of which each finds cached
+    what any engine may have cached by then.
+    """
+    in_order = [rows[number] for _, number in _arrivals(rows, random.Random(1))]
+    tokens = [int(row["input_length"]) for row in in_order]
+    left = uncached_at_least([row["hash_ids"] for row in in_order], tokens)
+    alone_s = [each / _PROMPT_TOKENS_PER_S for each in left]
+    return quantile(alone_s, 0.5), quantile(alone_s, 0.9), quantile(alone_s, 0.99)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -8,6 +8,7 @@ from benchmarks.dispatch_baselines import (
     num_found,
     pooled_ratio,
     sessions_of,
+    uncached_at_least,
 )
 
 IDLE = (0, 0, 0, 0)
@@ -52,3 +53,9 @@ def test_one_cache_finds_what_has_come_and_is_still_there() -> None:
     assert num_found([1, 2], {2}) == 0
     # The last token of a prompt is always computed.
     assert pooled_ratio([[1, 2], [1, 2], [3]], [1024, 1024, 512], 1) == 1023 / 2560
+
+
+def test_what_has_to_be_computed_is_what_never_came_before() -> None:
+    prompts = [[1, 2], [1, 2, 3], [4, 1], [1, 2]]
+
+    assert uncached_at_least(prompts, [1000, 1536, 1024, 1024]) == [1000, 512, 1024, 1]
