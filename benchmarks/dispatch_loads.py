@@ -5,7 +5,9 @@ gateway against many.
 """
 
 import asyncio
+import math
 import random
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,8 +81,9 @@ class LoadOutcome:
     """One run.
 
     `spread` is the mean, over the run, of the most sequences that an engine has over the mean of
-    all; `work_spread` the most tokens that one computed in the whole run over the mean. `pauses`
-    are those of streams that lost their engine.
+    all, `least_spread` what it would be if as many were on all engines as evenly as whole ones can
+    be; `work_spread` the most tokens that one computed in the whole run over the mean. `pauses` are
+    those of streams that lost their engine.
     """
 
     load: str
@@ -91,6 +94,7 @@ class LoadOutcome:
     ttft_p99_s: float
     cached_ratio: float
     spread: float
+    least_spread: float
     work_spread: float
     pauses: tuple["Pauses", ...] = ()
 
@@ -102,7 +106,7 @@ def run(load: Load, kind: str, num_gateways: int, dies_after: float | None = Non
     async def main() -> None:
         building = choosing_fleet(kind, num_gateways, load.num_engines, load.engine)
         async with building as (fleet, gateways):
-            spreads: list[float] = []
+            spreads: list[tuple[float, float]] = []
             looking = asyncio.create_task(_look(fleet, spreads))
             dying = (
                 None if dies_after is None else asyncio.create_task(_die(load, fleet, dies_after))
@@ -151,17 +155,22 @@ def _prompts(load: Load, chance: random.Random) -> Iterator[tuple[list[int], lis
         yield shared[which] + own, [1000 * which + at for at in range(num_blocks)] + names
 
 
-async def _look(fleet: SimulatedFleet, spreads: list[float]) -> None:
+async def _look(fleet: SimulatedFleet, spreads: list[tuple[float, float]]) -> None:
+    """Notes every so often the largest load over the mean, and the least that it can be."""
     while True:
         await asyncio.sleep(_LOOK_S)
         loads = [engine.load.num_running + engine.load.num_waiting for engine in fleet.engines]
         mean = sum(loads) / len(loads)
         if mean >= 1:
-            spreads.append(max(loads) / mean)
+            spreads.append((max(loads) / mean, math.ceil(mean) / mean))
 
 
 def _outcome(
-    load: Load, kind: str, num_gateways: int, fleet: SimulatedFleet, spreads: list[float]
+    load: Load,
+    kind: str,
+    num_gateways: int,
+    fleet: SimulatedFleet,
+    spreads: list[tuple[float, float]],
 ) -> LoadOutcome:
     assert not any(gateway.failures for gateway in fleet.gateways)
     stats = [engine.engine_stats for engine in fleet.engines]
@@ -174,7 +183,8 @@ def _outcome(
         num_gateways,
         *ttft_quantiles_s(fleet),
         fleet.cached_ratio,
-        sum(spreads) / len(spreads),
+        statistics.fmean(spread for spread, _ in spreads),
+        statistics.fmean(least for _, least in spreads),
         max(work) / (sum(work) / len(work)),
         tuple(_pauses(fleet.answers)),
     )
@@ -212,9 +222,9 @@ def outcomes(report: Callable[[LoadOutcome], None]) -> None:
 
 
 HEAD = (
-    "| load | gateways | chosen by | TTFT p50 s | p90 | p99 | cached | sequences | work "
-    "| moved, pause p50 s |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| load | gateways | chosen by | TTFT p50 s | p90 | p99 | cached | sequences | at least "
+    "| work | moved, pause p50 s |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -224,7 +234,7 @@ def row(each: LoadOutcome) -> str:
     return (
         f"| {each.load} | {each.num_gateways} | {each.kind} | {each.ttft_p50_s:.3f} "
         f"| {each.ttft_p90_s:.3f} | {each.ttft_p99_s:.3f} | {each.cached_ratio:.3f} "
-        f"| {each.spread:.2f} | {each.work_spread:.2f} | {pause} |"
+        f"| {each.spread:.2f} | {each.least_spread:.2f} | {each.work_spread:.2f} | {pause} |"
     )
 
 

@@ -42,7 +42,7 @@ from serving.domain.models.request_fields.records import POOLING, REQUEST
 from serving.domain.models.request_fields.refusals import ValueRule, record_rules
 from serving.domain.models.request_fields.rules import EngineFacts
 from serving.domain.models.request_fields.sampling import SAMPLING
-from serving.gateway.edge.answered_tier import name_tiers
+from serving.gateway.edge.answers.answered_tier import name_tiers
 from serving.gateway.edge.anthropic_errors import AnthropicRefusals
 from serving.gateway.edge.endpoints import ShortPath
 from serving.gateway.edge.fields import check_record, steered

@@ -32,6 +32,7 @@ def test_each_way_to_choose_answers_a_hot_beginning() -> None:
     for outcome in outcomes.values():
         assert outcome.cached_ratio > blind.cached_ratio, outcome.kind
         assert not outcome.pauses
+        assert outcome.spread >= outcome.least_spread >= 1
 
 
 def test_pauses_are_told_apart_by_what_was_cached_where_streams_went() -> None:
