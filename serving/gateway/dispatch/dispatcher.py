@@ -214,7 +214,7 @@ class Dispatcher:
         if connection is None:
             return
         if not connection.is_draining:
-            connection.is_draining = True
+            self._engines.drain(connection)
             self._line.engine_went()
             logger.info(
                 "engine_draining model=%s engine_id=%s in_flight=%d grace_s=%s reason=%r",
@@ -569,9 +569,8 @@ class Dispatcher:
         """Notes what an engine will have cached by a request; what it has not told of, `joined`."""
         if request.blocks is None:
             return b""
-        index = self._engines.index
-        request.expected_keys = index.expect(engine_id, request.blocks)
-        return joined(index.unknown(engine_id, request.expected_keys))
+        request.expected_keys = self._engines.index.expect(engine_id, request.blocks)
+        return joined(request.expected_keys)
 
     def _expect_nothing(self, request: InFlightRequest) -> None:
         """Notes that its engine has told what it has of a request, or will have nothing."""

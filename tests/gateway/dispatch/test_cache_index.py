@@ -57,8 +57,6 @@ def test_longest_beginning_that_an_engine_has_is_named_by_its_last_block() -> No
     found = index.find(NamedBlocks(TOKENS))
     assert found is not None
     assert (found.most, found.beginning) == (8, keys_of(TOKENS)[0])
-    assert index.unknown("less", keys_of(TOKENS)) == keys_of(TOKENS)[1:]
-    assert index.unknown("more", keys_of(TOKENS)) == keys_of(TOKENS)
 
 
 def test_what_came_and_what_went_is_taken_in() -> None:
@@ -162,7 +160,9 @@ def test_no_more_than_so_many_blocks_are_named() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "drop", "all", "leave"]), st.integers(0, 5), st.integers(0, 30)
+            st.sampled_from(["add", "drop", "all", "leave", "send", "settle"]),
+            st.integers(0, 5),
+            st.integers(0, 30),
         ),
         max_size=60,
     )
@@ -173,12 +173,13 @@ def test_the_index_equals_what_engines_have(seed: int, script: list[tuple[str, i
     prompts = [[chance.randrange(3) for _ in range(8)] + TOKENS[:24] for _ in range(4)]
     pool = [key for prompt in prompts for key in keys_of(prompt)]
     index, there = CacheIndex(), dict[str, set[bytes]]()
+    on_their_way: dict[str, list[list[bytes]]] = {}
     for what, number, size in script:
         name = f"e{number}"
         keys = chance.choices(pool, k=size)
         if name not in there:
             index.add_engine(name, SMALL)
-            there[name] = set()
+            there[name], on_their_way[name] = set(), []
         if what == "add":
             index.take_changes(name, joined(set(keys)), b"")
             there[name] |= set(keys)
@@ -188,18 +189,26 @@ def test_the_index_equals_what_engines_have(seed: int, script: list[tuple[str, i
         elif what == "all":
             index.take_all(name, joined(set(keys)), is_first=True)
             there[name] = set(keys)
-        else:
+        elif what == "send":
+            prompt = prompts[size % len(prompts)]
+            sent = index.expect(name, NamedBlocks(prompt))
+            assert sent == [key for key in keys_of(prompt) if key not in there[name]]
+            on_their_way[name].append(sent)
+        elif what == "settle" and on_their_way[name]:
+            index.settle(name, on_their_way[name].pop(size % len(on_their_way[name])))
+        elif what == "leave":
             index.remove_engine(name)
-            del there[name]
+            del there[name], on_their_way[name]
+    has = {name: there[name].union(*on_their_way[name]) for name in there}
     for prompt in prompts:
         expected = {}
-        for name, held in there.items():
+        for name, held in has.items():
             chain = keys_of(prompt)
             count = next((n for n, key in enumerate(chain) if key not in held), len(chain))
             if count:
                 expected[name] = count * SMALL.unit_tokens
         assert cached_of(index, NamedBlocks(prompt)) == (expected if there else None)
-    assert len(index) == len(set[bytes]().union(*there.values()))
+    assert len(index) == len(set[bytes]().union(*has.values()))
 
 
 # -- what is on its way --

@@ -30,7 +30,7 @@ class Found:
 
 
 class CacheIndex:
-    """The keys of blocks that engines have. Each engine has a bit in the mask of each key.
+    """The keys of blocks that engines have, or will have. Each has a bit in the mask of each key.
 
     It has as many keys as engines tell of, so that its size is bounded by their caches: some 200
     bytes for 128 tokens of an engine's.
@@ -42,12 +42,11 @@ class CacheIndex:
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}  # the engines by their bits
         self._layouts: dict[CacheLayout, int] = {}  # the bits of its engines
-        # By engine and key, how many requests on their way will have it cached; and their masks.
+        # By engine and key, how many requests on their way will have it cached.
         self._expected: dict[str, Counter[bytes]] = {}
-        self._expected_masks: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """How many different blocks are known."""
+        """How many different blocks are known, those that are expected included."""
         return len(self._masks)
 
     @property
@@ -71,10 +70,9 @@ class CacheIndex:
         """Forgets an engine; one that is not there is ignored."""
         if engine_id not in self._bits:
             return
-        self._forget(engine_id, self._keys.pop(engine_id))
-        for key in self._expected.pop(engine_id):
-            _clear(self._expected_masks, key, self._bits[engine_id])
         bit = self._bits.pop(engine_id)
+        for key in self._keys.pop(engine_id) | self._expected.pop(engine_id).keys():
+            _clear(self._masks, key, bit)
         del self._names[bit]
         for layout, mask in list(self._layouts.items()):
             if mask & ~bit:
@@ -95,37 +93,37 @@ class CacheIndex:
         """Takes in what has come into an engine's cache, and what has gone."""
         if engine_id in self._bits:
             self._store(engine_id, split(stored))
-            self._forget(engine_id, split(removed))
             self._keys[engine_id].difference_update(split(removed))
+            self._forget(engine_id, split(removed))
 
     def expect(self, engine_id: str, blocks: NamedBlocks) -> list[bytes]:
-        """Counts the first blocks as those that an engine will have; returns them for `settle`."""
+        """Counts the first blocks as those that an engine will have.
+
+        Returns those of which it has not told, for `settle`.
+        """
         bit = self._bits.get(engine_id)
         if bit is None:
             return []
-        layout = self._layout_of(engine_id)
-        most = _MOST_EXPECTED // layout.blocks_of_unit
-        keys = list(itertools.islice(blocks.keys(layout), most))
+        layout, told, masks = self._layout_of(engine_id), self._keys[engine_id], self._masks
+        first = itertools.islice(blocks.keys(layout), _MOST_EXPECTED // layout.blocks_of_unit)
+        keys = [key for key in first if key not in told]
         self._expected[engine_id].update(keys)
         for key in keys:
-            self._expected_masks[key] = self._expected_masks.get(key, 0) | bit
+            masks[key] = masks.get(key, 0) | bit
         return keys
-
-    def unknown(self, engine_id: str, keys: Iterable[bytes]) -> list[bytes]:
-        """Returns those of the keys of which the engine has not told; all if it tells nothing."""
-        known = self._keys.get(engine_id, set())
-        return [key for key in keys if key not in known]
 
     def settle(self, engine_id: str, keys: Iterable[bytes]) -> None:
         """Expects no more what `expect` has returned: the engine has told, or will not have it."""
         expected = self._expected.get(engine_id)
         if expected is None:
             return
+        bit, told = self._bits[engine_id], self._keys[engine_id]
         for key in keys:
             expected[key] -= 1
             if expected[key] <= 0:
                 del expected[key]
-                _clear(self._expected_masks, key, self._bits[engine_id])
+                if key not in told:
+                    _clear(self._masks, key, bit)
 
     def find(self, blocks: NamedBlocks) -> Found | None:
         """Returns what engines have of these blocks; `None` if none has told how it names them."""
@@ -133,11 +131,11 @@ class CacheIndex:
         layouts = [pair for pair in self._layouts.items() if blocks.can_be_named(pair[0])]
         if not layouts:
             return None
-        most, beginning = 0, None
+        most, beginning, mask_of = 0, None, self._masks.get
         for layout, mask in layouts:
             num_tokens, last = 0, None
             for key in blocks.keys(layout):
-                still = mask & (self._masks.get(key, 0) | self._expected_masks.get(key, 0))
+                still = mask & mask_of(key, 0)
                 if still != mask:
                     found[mask & ~still] = num_tokens
                     mask = still
@@ -168,8 +166,11 @@ class CacheIndex:
             masks[key] = masks.get(key, 0) | bit
 
     def _forget(self, engine_id: str, keys: Iterable[bytes]) -> None:
+        """Clears the engine's bit, but of what it will have again by what is on its way."""
+        bit, expected = self._bits[engine_id], self._expected[engine_id]
         for key in keys:
-            _clear(self._masks, key, self._bits[engine_id])
+            if key not in expected:
+                _clear(self._masks, key, bit)
 
 
 def _clear(masks: dict[bytes, int], key: bytes, bit: int) -> None:

@@ -32,6 +32,10 @@ class EngineRoster:
         self._engines = ConnectedEngines()
         self._told_to_leave = ToldToLeave()
         self._popular = PopularBeginnings()
+        # Kept up to date, because each request asks for them: how many take requests, and the sum
+        # of the shares of prompts that engines lately had to compute.
+        self._num_ready = 0
+        self._ratios = 0.0
 
     # -- engines come, tell and go --
 
@@ -41,6 +45,7 @@ class EngineRoster:
         if link.tells_room:
             connection.room = KnownRoom()
         self.connections[engine_id] = connection
+        self._count_anew()
         if link.cache_layout is not None:
             self.index.add_engine(engine_id, link.cache_layout)
             link.watch_cache(partial(self._take_cache, engine_id))
@@ -53,12 +58,20 @@ class EngineRoster:
             self.index.remove_engine(engine_id)
             self._told_to_leave.forget(engine_id)
             self._engines.remove(engine_id)
+            self._count_anew()
         return connection
+
+    def drain(self, connection: EngineConnection) -> None:
+        """Gives an engine no more requests."""
+        connection.is_draining = True
+        self._count_anew()
 
     def tell_room(self, connection: EngineConnection, room: Room) -> None:
         """Takes in the room that an engine tells of."""
         if connection.room is not None:
+            self._ratios -= connection.computed_ratio
             connection.room.tell(room)
+            self._ratios += connection.computed_ratio
             self._told_to_leave.tell(connection.engine_id, room)
 
     def want_room(self, wanted: RoomWanted) -> None:
@@ -73,11 +86,18 @@ class EngineRoster:
             if connection.last_move is not None:
                 connection.last_move.cancel()
         self.connections.clear()
+        self._count_anew()
 
     async def call_all(self, method: str, args: bytes, timeout_s: float) -> list[bytes]:
         """Runs a rare operation on every engine."""
         links = [connection.link for connection in self.connections.values()]
         return await asyncio.gather(*(link.call(method, args, timeout_s) for link in links))
+
+    def _count_anew(self) -> None:
+        """Counts what is known of all, so that errors of a long sum end when engines change."""
+        connections = self.connections.values()
+        self._num_ready = sum(not each.is_draining for each in connections)
+        self._ratios = sum(each.computed_ratio for each in connections)
 
     def _take_cache(self, engine_id: str, message: CacheSnapshot | CacheDelta) -> None:
         """Takes in what an engine tells of its cache."""
@@ -91,12 +111,12 @@ class EngineRoster:
     @property
     def num_ready(self) -> int:
         """The number of engines that take requests."""
-        return sum(not connection.is_draining for connection in self.connections.values())
+        return self._num_ready
 
     @property
     def has_engine(self) -> bool:
         """True if a request could be given to one now."""
-        return any(not connection.is_draining for connection in self.connections.values())
+        return self._num_ready > 0
 
     @property
     def late_s(self) -> float:
@@ -110,8 +130,7 @@ class EngineRoster:
     @property
     def computed_ratio(self) -> float:
         """The share of prompt tokens that engines lately had to compute, 0 to 1."""
-        ratios = [each.computed_ratio for each in self.connections.values()]
-        return sum(ratios) / len(ratios) if ratios else 1.0
+        return self._ratios / len(self.connections) if self.connections else 1.0
 
     def does_any_turn(self, now_s: float) -> bool:
         """Returns whether one is ready that does not stand still, as far as is known."""

@@ -168,6 +168,7 @@ def uncached_tokens(
     uncached = np.rint(need.num_tokens * columns.computed_ratio).astype(np.int64)
     if cached is not None:
         uncached[columns.is_known] = max(1, need.num_tokens)
-        for engine_id, num_tokens in cached.items():
-            uncached[rows[engine_id]] = max(1, need.num_tokens - num_tokens)
+        of_cached = np.fromiter(map(rows.__getitem__, cached), np.intp, len(cached))
+        num_tokens = np.fromiter(cached.values(), np.int64, len(cached))
+        uncached[of_cached] = np.maximum(1, need.num_tokens - num_tokens)
     return uncached

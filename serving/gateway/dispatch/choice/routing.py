@@ -281,8 +281,8 @@ def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: W
     first = wish.number % len(found)
     other = wish.number // len(found) % (len(found) - 1)
     some[found[first]] = some[found[(first + 1 + other) % len(found)]] = True
-    for engine_id in wish.cached or ():
-        some[rows[engine_id]] = True
+    if wish.cached:
+        some[[rows[engine_id] for engine_id in wish.cached]] = True
     return some & with_room
 
 
