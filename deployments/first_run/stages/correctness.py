@@ -23,6 +23,12 @@ _NUM_TOKENS = 32
 # bfloat16 from 16 to 32 are 0.125 apart, so that one step of the type is a near-tie as well.
 _NEAR_TIE_NATS = {"float32": 0.001}
 _NEAR_TIE_OTHERWISE_NATS = 0.1
+# Hidden states are rounded too, so that a few tokens are further off in an engine that is right. Of
+# 640 tokens of a tiny Llama that float32 chose, bfloat16 found four less likely by 0.1 nat or more,
+# and none by 8 steps; with weights changed by 0.3 % it was 28 and 11, with attention scaled by 1.05
+# 12 and 4 (docs/operate/first-run.md, 2026-11-29).
+_MOST_DOUBTFUL = 0.01
+_WRONG_STEPS = 8
 # Differences of log-probabilities are computed in float32.
 _ROUNDING_NATS = 1e-3
 
@@ -100,16 +106,23 @@ def judged_gaps(
 ) -> list[Measurement]:
     """Judges the gap and the step of every token of every answer; `limit` is in nats. Pure."""
     flat = [each for gaps in found for each in gaps]
-    wrong = [gap for gap, step in flat if not _is_near(gap, step, limit)]
-    near = sum(gap > 0 for gap, _ in flat) - len(wrong)
+    doubtful = [(gap, step) for gap, step in flat if not _is_near(gap, step, limit)]
+    wrong = sum(gap >= _WRONG_STEPS * step - _rounding(step) for gap, step in doubtful)
+    near = sum(gap > 0 for gap, _ in flat) - len(doubtful)
     worst = max((gap for gap, _ in flat), default=0.0)
     return [
         Measurement(
             f"tokens that {name} finds less likely by {limit:g} nat or more, "
-            "and by more than a step of its logits",
+            f"and by {_WRONG_STEPS} steps of its logits",
             "0",
-            f"{len(wrong)} of {len(flat)}, the worst by {max(wrong, default=worst):.3g} nat",
+            f"{wrong} of {len(flat)}, the worst by {worst:.3g} nat",
             is_met=not wrong and bool(flat),
+        ),
+        Measurement(
+            f"tokens that it finds less likely by {limit:g} nat or more",
+            f"at most {_MOST_DOUBTFUL:.0%}",
+            f"{len(doubtful)} of {len(flat)}",
+            is_met=len(doubtful) <= _MOST_DOUBTFUL * len(flat),
         ),
         Measurement("nearly as likely tokens, counted and not failed", "", f"{near}"),
         Measurement(
@@ -121,4 +134,8 @@ def judged_gaps(
 
 
 def _is_near(gap: float, step: float, limit: float) -> bool:
-    return gap < limit or gap <= step + min(_ROUNDING_NATS, step)
+    return gap < limit or gap <= step + _rounding(step)
+
+
+def _rounding(step: float) -> float:
+    return min(_ROUNDING_NATS, step)
