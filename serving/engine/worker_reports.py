@@ -73,9 +73,10 @@ class LineReader:
             self._open[program] = None
         elif word == _COMPILED:
             self._open.pop(program, None)
+            # As the worker logs it on its own host, of which whoever reads here may not think.
+            logger.warning("compiled_on_another_host worker=%s program=%s", self._name, program)
         else:
             return
-        logger.info("worker_elsewhere_%s worker=%s program=%r", word, self._name, program)
         report_line(REPORTS_VARIABLE, f"{word} {self._name} {program}")
 
     def end(self) -> None:
