@@ -77,12 +77,16 @@ class LineReader:
             logger.warning("compiled_on_another_host worker=%s program=%s", self._name, program)
         else:
             return
-        report_line(REPORTS_VARIABLE, f"{word} {self._name} {program}")
+        self._report(word, program)
 
     def end(self) -> None:
         """Reports that nothing is compiled there any more: the worker has ended."""
-        for program in list(self._open):
-            self.take(f"{_COMPILED} - {program}")
+        for program in self._open:
+            self._report(_COMPILED, program)
+        self._open.clear()
+
+    def _report(self, word: str, program: str) -> None:
+        report_line(REPORTS_VARIABLE, f"{word} {self._name} {program}")
 
 
 # Where lines go from a process that has no pipe to its engine host; `None`: it has one, or nobody
