@@ -15,6 +15,7 @@ The steps, each a pure function or a small memory of its own:
 6. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
 7. `bridges`        what others bring where slices end before their class replaces them
 8. `horizons`       what classes that deliver later are asked for, for the need of that time
+   `stopgaps`       what sooner ones bring until slower ones of the portfolio deliver
 9. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
@@ -44,6 +45,7 @@ from autoscaling.policy.quotas.records import (
     chips_of,
 )
 from autoscaling.policy.rules import Rules
+from autoscaling.policy.stopgaps import stopgaps
 from autoscaling.policy.targets import PlanInputs, plan_targets, without_falls
 from autoscaling.records import Fleet, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -176,6 +178,15 @@ class SlicewisePolicy:
             safe=safe,
             hoped=self._hoped(now_s, cover, ideal, reliable, options),
             ahead=ahead,
+            stopgaps=stopgaps(
+                now_s,
+                fleet,
+                self._classes,
+                reliable,
+                safe.slices,
+                # What a high need of some minutes ago asks for can wait.
+                min(needed.need, needed.demand.slices),
+            ),
             missing=missing,
             given_up=share.given_up,
             weights=weights,

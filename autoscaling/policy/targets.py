@@ -13,6 +13,7 @@ from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.classes.known_ends import num_ending
 from autoscaling.policy.horizons import AskedAhead
 from autoscaling.policy.portfolio import Portfolio, num_within
+from autoscaling.policy.stopgaps import Stopgap
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState
 
@@ -24,13 +25,13 @@ class PlanInputs:
     `prices` are what a useful slice-hour of each class costs. `safe` is the portfolio of healthy
     classes, which covers `need`. `hoped` is what each class would have if it delivered, and what it
     is asked for though it backs off. `ahead` is what classes are asked for beyond that, because
-    they deliver later. `missing` are slices of a class that end before the class replaces them:
-    others are asked for as many in `safe`. `weights` are what a slice of a class carries, in those
-    that the need is in; 1 where a class is not named. `given_up` are slices that go at once, ready
-    or not, because another model lacks them and comes first. `kept` slices of the need are there
-    because it must not fall now, and `kept_because` says why; `None` if it may. `notes` are what
-    else the need comes of: what slices were seen to carry, gateways that are left out, what others
-    have.
+    they deliver later, and `stopgaps` because others do. `missing` are slices of a class that end
+    before the class replaces them: others are asked for as many in `safe`. `weights` are what a
+    slice of a class carries, in those that the need is in; 1 where a class is not named. `given_up`
+    are slices that go at once, ready or not, because another model lacks them and comes first.
+    `kept` slices of the need are there because it must not fall now, and `kept_because` says why;
+    `None` if it may. `notes` are what else the need comes of: what slices were seen to carry,
+    gateways that are left out, what others have.
     """
 
     now_s: float
@@ -42,6 +43,7 @@ class PlanInputs:
     hoped: Mapping[str, int]
     drain_delay_s: float
     ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
+    stopgaps: Mapping[str, Stopgap] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     given_up: Mapping[str, int] = field(default_factory=dict)
@@ -150,6 +152,8 @@ def _needed(inputs: PlanInputs, name: str, supply: _Supply) -> int:
     needed = inputs.safe.slices[name]
     if name in inputs.ahead:
         needed += inputs.ahead[name].count
+    if name in inputs.stopgaps:
+        needed += inputs.stopgaps[name].count
     if not history.is_healthy(inputs.now_s) or name in inputs.missing:
         # Its orders stay open: they cost nothing, and one that is filled shows that it is back.
         needed = max(needed, inputs.hoped[name])
@@ -170,6 +174,8 @@ def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Dec
         reason += f"; {ending} of those held end before that"
     if name in inputs.ahead:
         reason += f"; {inputs.ahead[name].words}"
+    if name in inputs.stopgaps:
+        reason += f"; {inputs.stopgaps[name].words}"
     reason = _noted(inputs, reason)
     if not history.is_healthy(inputs.now_s):
         reason += f"; backing off: {history.backoff_reason}"
