@@ -50,6 +50,7 @@ BESIDE = {
     "serving/gateway/dispatch/known_room.py",
     "serving/gateway/dispatch/line.py",
     "serving/gateway/dispatch/waiting.py",
+    "serving/gateway/edge/answers/exchange.py",
     "serving/gateway/streams/answer_head.py",
     "serving/gateway/streams/connections.py",
     "serving/gateway/streams/detokenizing.py",
