@@ -173,7 +173,7 @@ def _changed(
             yield tuple(changed)
 
 
-def _as_many(carried: float, weight: float) -> int:
+def as_many(carried: float, weight: float) -> int:
     """Returns the slices of a weight that carry so much. Rounding errors do not cost a slice."""
     return max(0, math.ceil(carried / weight - _ROUNDING))
 
@@ -259,7 +259,7 @@ def _of_other_shapes(ranked: Sequence[ClassOption], most: int) -> Iterator[Mappi
     for weight in weights:
         of_shape = [option for option in ranked if option.weight == weight]
         least = sum(option.at_least for option in of_shape)
-        last = min(sum(option.at_most for option in of_shape), _as_many(most, weight))
+        last = min(sum(option.at_most for option in of_shape), as_many(most, weight))
         step = max(1, (last - least) // _MOST_TRIED)
         ranges.append(sorted({*range(least, last + 1, step), max(least, last)}))
     for counts in itertools.product(*ranges):
@@ -313,7 +313,7 @@ def _filled(
         if option.weight in left_of:
             more = min(more, left_of[option.weight])
         else:
-            more = min(more, _as_many(left, option.weight))
+            more = min(more, as_many(left, option.weight))
         if option.group is not None and most_of_group is not None:
             room = most_of_group - of_group[option.group]
             more = min(more, num_within(room, option.weight))

@@ -6,19 +6,16 @@ replaces it for good is flex-start, in ten minutes. So what will not be there wh
 could deliver is asked of that one as well, and goes when the slower one has delivered.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoscaling.policy.classes.class_history import ClassHistory
-from autoscaling.policy.portfolio import ClassOption
+from autoscaling.policy.portfolio import ClassOption, as_many
 from autoscaling.records import Fleet
 from serving.domain.slice_lifecycle import SliceState
 
 # Of two classes that deliver within so long of each other neither is the sooner.
 _ALIKE_S = 60.0
-# What is carried is a sum of weights, and not exact.
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ class _Coming:
         short = need - self._carried_about(within_s)
         before = self.asked[option.name].count if option.name in self.asked else 0
         room = option.at_most - self._planned[option.name] - before
-        count = min(most, room, math.ceil(short / option.weight - _ROUNDING))
+        count = min(most, room, as_many(short, option.weight))
         if count > 0:
             self.asked[option.name] = Stopgap(before + count, round(short, 6), self._until_s)
 
