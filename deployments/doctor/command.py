@@ -81,11 +81,19 @@ def doctor_command(
     kubeconfig: Annotated[
         str | None, typer.Option(help="kubectl's file. [default: as kubectl has it]")
     ] = None,
+    gateway_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port that gateways will take; 0: a free one. [default: of --config, or 8000]",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this environment and say what to fix. Exits with 1 if something will not work."""
     if manifests is None:
-        findings = list(_examine(url, api_key, config, ray_address, lock, os.environ))
+        findings = list(_examine(url, api_key, config, ray_address, lock, gateway_port, os.environ))
     else:
         findings = list(_examine_kubernetes(manifests, context, kubeconfig))
     if as_json:
@@ -101,6 +109,7 @@ def _examine(
     config: Path | None,
     ray_address: str | None,
     lock: Path | None,
+    gateway_port: int | None,
     environment: Mapping[str, str],
 ) -> Iterator[Finding]:
     address = gather.ray_address(ray_address, environment)
@@ -133,7 +142,7 @@ def _examine(
             yield from check_wanted(wanted_slices(report), ray.nodes)
             num_processes = sum(each.num_control_processes for each in report.applications.values())
             yield from check_control_nodes(num_processes, ray.nodes)
-    yield from _ports(report, is_gcs_ours=ray.reach == Reach.ANSWERED)
+    yield from _ports(report, gateway_port, is_gcs_ours=ray.reach == Reach.ANSWERED)
     if url is not None:
         yield check_gateway(url, gather.gateway(url, api_key))
     yield from what_is_simulated(environment, packages.installed, chips, metadata, ray.nodes)
@@ -158,7 +167,9 @@ def _examine_kubernetes(
     yield from check_kubernetes(folder, ask_kubernetes(kubectl, folder))
 
 
-def _ports(report: CheckReport | Unknown | None, *, is_gcs_ours: bool) -> Iterator[Finding]:
+def _ports(
+    report: CheckReport | Unknown | None, gateway_port: int | None, *, is_gcs_ours: bool
+) -> Iterator[Finding]:
     gateway, exporter = _GATEWAY_PORT, _EXPORTER_PORT
     if isinstance(report, CheckReport) and not report.problems:
         gateway = report.http_port
@@ -166,14 +177,10 @@ def _ports(report: CheckReport | Unknown | None, *, is_gcs_ours: bool) -> Iterat
             application.gateway.tpu_exporter_port for application in report.applications.values()
         )
         exporter = next(filter(None, configured), exporter)
-    yield check_port(
-        Port(
-            "gateways",
-            gateway,
-            gather.holder(gateway, "/health", ""),
-            "http_options.port in serve_config.yaml chooses another",
-        )
-    )
+    if gateway_port != 0:
+        gateway = gateway_port or gateway
+        setting = "http_options.port in serve_config.yaml chooses another"
+        yield check_port(Port("gateways", gateway, gather.holder(gateway, "/health", ""), setting))
     yield check_port(
         Port(
             "TPU exporter",

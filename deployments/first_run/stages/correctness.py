@@ -13,24 +13,13 @@ from deployments.first_run.hosts.memory import read_host_memory
 from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import COMPLETIONS, ask, greedy
 from deployments.first_run.requests.prompts import PROMPTS
-from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
+from deployments.first_run.results import StageResult, failed, judged, skipped
+from deployments.first_run.stages.near_ties import judged_gaps, near_tie_nats
 from deployments.first_run.stages.reference_size import no_room, reference_bytes
 from deployments.first_run.stages.served_models import RunModel, run_model
 from serving.artifacts.object_store.address import is_bucket
 
 _NUM_TOKENS = 32
-# What two ways of adding the same numbers may come to: an expectation of 2026-11-22. Logits of
-# bfloat16 from 16 to 32 are 0.125 apart, so that one step of the type is a near-tie as well.
-_NEAR_TIE_NATS = {"float32": 0.001}
-_NEAR_TIE_OTHERWISE_NATS = 0.1
-# Hidden states are rounded too, so that a few tokens are further off in an engine that is right. Of
-# 640 tokens of a tiny Llama that float32 chose, bfloat16 found four less likely by 0.1 nat or more,
-# and none by 8 steps; with weights changed by 0.3 % it was 28 and 11, with attention scaled by 1.05
-# 12 and 4 (docs/operate/first-run.md, 2026-11-29).
-_MOST_DOUBTFUL = 0.01
-_WRONG_STEPS = 8
-# Differences of log-probabilities are computed in float32.
-_ROUNDING_NATS = 1e-3
 
 
 def correctness(context: StageContext) -> StageResult:
@@ -59,8 +48,7 @@ def correctness(context: StageContext) -> StageResult:
     context.keep("gaps.json", json.dumps(found, indent=1))
     if not isinstance(found, list):
         return failed(RunStage.CORRECTNESS, f"no reference: {found}")
-    limit = _NEAR_TIE_NATS.get(dtype, _NEAR_TIE_OTHERWISE_NATS)
-    return judged(RunStage.CORRECTNESS, judged_gaps(found, limit, name))
+    return judged(RunStage.CORRECTNESS, judged_gaps(found, near_tie_nats(dtype), name))
 
 
 def _no_reference(model: RunModel, name: str, dtype: str, folder: Path) -> str | None:
@@ -99,43 +87,3 @@ def _gaps(
         return lines[-1][:500]
     found = json.loads(done.stdout.splitlines()[-1])
     return [[(gap, step) for gap, step in answer] for answer in found]
-
-
-def judged_gaps(
-    found: list[list[tuple[float, float]]], limit: float, name: str
-) -> list[Measurement]:
-    """Judges the gap and the step of every token of every answer; `limit` is in nats. Pure."""
-    flat = [each for gaps in found for each in gaps]
-    doubtful = [(gap, step) for gap, step in flat if not _is_near(gap, step, limit)]
-    wrong = sum(gap >= _WRONG_STEPS * step - _rounding(step) for gap, step in doubtful)
-    near = sum(gap > 0 for gap, _ in flat) - len(doubtful)
-    worst = max((gap for gap, _ in flat), default=0.0)
-    return [
-        Measurement(
-            f"tokens that {name} finds less likely by {limit:g} nat or more, "
-            f"and by {_WRONG_STEPS} steps of its logits",
-            "0",
-            f"{wrong} of {len(flat)}, the worst by {worst:.3g} nat",
-            is_met=not wrong and bool(flat),
-        ),
-        Measurement(
-            f"tokens that it finds less likely by {limit:g} nat or more",
-            f"at most {_MOST_DOUBTFUL:.0%}",
-            f"{len(doubtful)} of {len(flat)}",
-            is_met=len(doubtful) <= _MOST_DOUBTFUL * len(flat),
-        ),
-        Measurement("nearly as likely tokens, counted and not failed", "", f"{near}"),
-        Measurement(
-            "answers that are the reference's in every token",
-            "",
-            f"{sum(not any(gap for gap, _ in gaps) for gaps in found)} of {len(found)}",
-        ),
-    ]
-
-
-def _is_near(gap: float, step: float, limit: float) -> bool:
-    return gap < limit or gap <= step + _rounding(step)
-
-
-def _rounding(step: float) -> float:
-    return min(_ROUNDING_NATS, step)

@@ -9,7 +9,8 @@ from deployments.first_run.hosts.reach import PYTHON, HostAnswer, hosts_of
 from deployments.first_run.order import RunStage
 from deployments.first_run.results import Measurement, StageResult, judged
 
-_DOCTOR = (PYTHON, "-m", "deployments.cli", "doctor", "--json")
+# The application takes a free port.
+_DOCTOR = (PYTHON, "-m", "deployments.cli", "doctor", "--json", "--gateway-port", "0")
 _FACTS = (PYTHON, "-m", "deployments.first_run.hosts.host_facts")
 # What has to be the same on every host.
 _EQUAL = ("python", "packages")

@@ -25,6 +25,7 @@ from deployments.first_run.order import RunStage
 from deployments.first_run.requests.asking import StreamedAnswer, Streams
 from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.results import Measurement, StageResult, failed, judged, skipped
+from deployments.first_run.stages.near_ties import judged_streams
 from deployments.first_run.stages.served_models import RunModel, run_model
 
 _NUM_STREAMS, _NUM_TOKENS = 16, 128
@@ -32,14 +33,12 @@ _HOST_S = 30.0
 # As a pod's hook on a spot node: 30 s to leave.
 _NOTICE_S = 30
 _TELL_AGENT = (PYTHON, "-I", "-m", "serving.slices.local.tell_agent")
-# Near-ties: as in `correctness`. How large the logits were an answer does not tell; those of most
-# models are below 32, and from 16 on those of bfloat16 are 0.125 apart.
-_NEAR_TIE_NATS = 0.126
 
 
 def resume(context: StageContext) -> StageResult:
     """Kills an engine core under greedy streams, and compares their tokens with those of before."""
     model = run_model(context)
+    dtype = str(model.engine_args.get("dtype", "auto"))
     if model.is_paced:
         return skipped(RunStage.RESUME, "a paced engine has no process of its own to kill")
     reason = wait_linked(context.served, model.num_engines, context.until_s)
@@ -60,7 +59,7 @@ def resume(context: StageContext) -> StageResult:
         RunStage.RESUME,
         [
             *_ends(answers),
-            *_compared(calm, answers),
+            *judged_streams(calm, answers, dtype),
             Measurement(
                 "engines ready again",
                 f"{model.num_engines}",
@@ -204,33 +203,3 @@ def _ends(answers: Sequence[StreamedAnswer]) -> list[Measurement]:
         ),
         Measurement("longest pause of a stream", "", f"{longest_s:.2f} s"),
     ]
-
-
-def _compared(
-    before: Sequence[StreamedAnswer], after: Sequence[StreamedAnswer]
-) -> list[Measurement]:
-    gaps = [
-        gap for pair in zip(before, after, strict=True) if (gap := first_gap(*pair)) is not None
-    ]
-    wrong = [gap for gap in gaps if gap >= _NEAR_TIE_NATS]
-    return [
-        Measurement(
-            "streams with other tokens than before",
-            f"0, near-ties below {_NEAR_TIE_NATS:g} nat not counted",
-            f"{len(wrong)} of {len(after)}",
-            is_met=not wrong,
-        ),
-        Measurement("near-ties", "", f"{len(gaps) - len(wrong)}"),
-    ]
-
-
-def first_gap(before: StreamedAnswer, after: StreamedAnswer) -> float | None:
-    """Returns by how many nats the first other token was less likely; `None`: all are the same.
-
-    Infinite where it was not among those that the first answer tells. Pure.
-    """
-    for at, (old, new) in enumerate(zip(before.tokens, after.tokens, strict=False)):
-        if old != new:
-            told = before.alternatives[at] if at < len(before.alternatives) else {}
-            return told.get(old, 0.0) - told[new] if new in told else float("inf")
-    return None

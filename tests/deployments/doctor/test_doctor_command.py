@@ -24,12 +24,12 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def server(body: bytes) -> Iterator[int]:
+def server(body: bytes, status: int = 200) -> Iterator[int]:
     """Answers every GET on loopback with `body`; gives its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -175,6 +175,21 @@ def test_this_machine_is_fit_for_the_shipped_config_and_says_what_is_simulated(
     assert found["simulated: engines"]["level"] == "note"
     assert found["metadata server"]["level"] == "note"
     assert found[f"config {config}"]["level"] == "ok"
+
+
+@pytest.mark.process
+def test_port_of_another_program_is_no_error_where_gateways_take_a_free_one(
+    tmp_path: Path,
+) -> None:
+    with mute() as metadata, server(b"what?", 404) as port:
+        here = {"RAY_TMPDIR": str(tmp_path), "GCE_METADATA_HOST": f"127.0.0.1:{metadata}"}
+        code, found = doctor("--gateway-port", f"{port}", **here)
+        # As a first run asks it.
+        free_code, free = doctor("--gateway-port", "0", **here)
+    what = f"port {port} (gateways)"
+    assert (code, found[what]["found"]) == (1, "taken by another program")
+    assert free_code == 0, free
+    assert not [each for each in free if "gateways" in each]
 
 
 @pytest.mark.long

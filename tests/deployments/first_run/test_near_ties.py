@@ -2,7 +2,8 @@
 
 import pytest
 
-from deployments.first_run.stages.correctness import judged_gaps
+from deployments.first_run.requests.asking import StreamedAnswer
+from deployments.first_run.stages.near_ties import first_gap, judged_gaps, judged_streams
 
 BF16_STEP, SMALL_STEP = 0.125, 0.03125
 NUM_TOKENS = 200
@@ -64,3 +65,62 @@ def test_step_of_float32_is_no_excuse() -> None:
 
 def test_no_answers_are_no_proof() -> None:
     assert not judged_gaps([], 0.1, "the model")[0].is_met
+
+
+def answer(tokens: list[int], *alternatives: dict[int, float]) -> StreamedAnswer:
+    return StreamedAnswer(tokens, list(alternatives))
+
+
+def test_same_tokens_have_no_gap() -> None:
+    assert first_gap(answer([1, 2]), answer([1, 2])) is None
+
+
+def test_first_other_token_is_as_far_as_the_first_answer_says() -> None:
+    before = answer([1, 2, 3], {1: -0.1, 9: -4}, {2: -0.7, 5: -0.75}, {3: -0.1})
+    assert first_gap(before, answer([1, 5, 8])) == pytest.approx(0.05)
+
+
+def test_other_token_that_was_never_likely_is_infinitely_far() -> None:
+    before = answer([1, 2], {1: -0.1, 9: -4}, {2: -0.7, 5: -0.75})
+    assert first_gap(before, answer([1, 7])) == float("inf")
+    assert first_gap(answer([1]), answer([2])) == float("inf")
+
+
+def streams(*gaps: float) -> tuple[list[StreamedAnswer], list[StreamedAnswer]]:
+    """Sixteen before and after a kill, the first of which have these gaps."""
+    told = [answer([1, 2], {1: -0.1}, {2: -0.5, 3: -0.5 - gap}) for gap in gaps]
+    same = [answer([1, 2], {1: -0.1}, {2: -0.5})] * (16 - len(gaps))
+    return told + same, [answer([1, 3])] * len(gaps) + same
+
+
+@pytest.mark.parametrize(
+    ("gaps", "is_wrong", "is_doubtful"),
+    [
+        ((), False, False),
+        ((0.05, 0.1, 0.125) * 5, False, False),
+        ((0.13, 0.9), False, False),
+        ((0.13, 0.9, 0.13), False, True),
+        ((1.0,), True, False),
+        ((float("inf"),), True, False),
+    ],
+)
+def test_streams_of_a_lost_engine_may_differ_as_an_engine_that_is_right_does(
+    gaps: tuple[float, ...], is_wrong: bool, is_doubtful: bool
+) -> None:
+    wrong, doubtful, near = judged_streams(*streams(*gaps), "bfloat16")
+
+    assert (wrong.is_met, doubtful.is_met) == (not is_wrong, not is_doubtful)
+    assert near.measured == str(sum(gap <= 0.125 for gap in gaps))
+
+
+def test_streams_of_float32_are_what_they_were() -> None:
+    wrong, *_ = judged_streams(*streams(0.0011), "float32")
+    nearly, doubtful, near = judged_streams(*streams(0.0009), "float32")
+
+    assert not wrong.is_met
+    assert wrong.what == "streams with a token that was less likely before by 0.001 nat or more"
+    assert (nearly.is_met, doubtful.is_met, near.measured) == (True, True, "1")
+
+
+def test_no_streams_are_no_proof() -> None:
+    assert not judged_streams([], [], "bfloat16")[0].is_met

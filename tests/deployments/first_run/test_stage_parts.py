@@ -26,7 +26,6 @@ from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.stages.chips import measured_on_host
 from deployments.first_run.stages.hosts import different
 from deployments.first_run.stages.load import no_warm_up, published_figure
-from deployments.first_run.stages.losses import first_gap
 from deployments.first_run.stages.served_models import RunModel
 from serving.config.check import check_serve_config
 from serving.config.models import ModelConfig
@@ -66,25 +65,6 @@ def test_longer_deadline_of_a_request_stays() -> None:
 def test_prompts_are_as_many_as_the_streams_that_a_kill_hits_and_all_different() -> None:
     assert len(set(PROMPTS)) == 20
     assert all(len(prompt) <= 80 for prompt in PROMPTS)
-
-
-def answer(tokens: list[int], *alternatives: dict[int, float]) -> StreamedAnswer:
-    return StreamedAnswer(tokens, list(alternatives))
-
-
-def test_same_tokens_have_no_gap() -> None:
-    assert first_gap(answer([1, 2]), answer([1, 2])) is None
-
-
-def test_first_other_token_is_as_far_as_the_first_answer_says() -> None:
-    before = answer([1, 2, 3], {1: -0.1, 9: -4}, {2: -0.7, 5: -0.75}, {3: -0.1})
-    assert first_gap(before, answer([1, 5, 8])) == pytest.approx(0.05)
-
-
-def test_other_token_that_was_never_likely_is_infinitely_far() -> None:
-    before = answer([1, 2], {1: -0.1, 9: -4}, {2: -0.7, 5: -0.75})
-    assert first_gap(before, answer([1, 7])) == float("inf")
-    assert first_gap(answer([1]), answer([2])) == float("inf")
 
 
 def test_published_figure_holds_for_its_model_on_its_chips_only() -> None:
