@@ -143,10 +143,15 @@ class Streams:
     def wait_begun(self, until_s: float) -> bool:
         """Waits until each has a token, or has ended; returns whether that came in time."""
         while not all(answer.tokens or answer.error is None for answer in self.answers):
-            if time.monotonic() > until_s or not any(map(threading.Thread.is_alive, self._threads)):
+            if time.monotonic() > until_s or self.are_over:
                 return False
             time.sleep(0.01)
         return True
+
+    @property
+    def are_over(self) -> bool:
+        """True once none runs any more."""
+        return not any(map(threading.Thread.is_alive, self._threads))
 
     def wait(self, until_s: float) -> list[StreamedAnswer]:
         """Waits for their ends; what is not over at `until_s` (monotonic) has its error."""

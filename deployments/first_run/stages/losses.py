@@ -32,6 +32,9 @@ _NUM_STREAMS, _NUM_TOKENS = 16, 128
 _HOST_S = 30.0
 # As a pod's hook on a spot node: 30 s to leave.
 _NOTICE_S = 30
+# On the only slice there is a stream has nowhere to go, and is to end within half of the notice.
+# How long a token takes there is seen by short streams before; none is shorter than those.
+_LEAST_TOKENS = 16
 _TELL_AGENT = (PYTHON, "-I", "-m", "serving.slices.local.tell_agent")
 
 
@@ -80,32 +83,68 @@ def drain(context: StageContext) -> StageResult:
     if model.slice is None and model.config.deployments[0].replicas < 2:
         return skipped(RunStage.DRAIN, "one engine without a slice: its streams had nowhere to go")
     engines_before = _engine_ids(context)
-    streams = _streams(context, model)
+    num_tokens = _num_tokens_of_drain(context, model)
+    streams = _streams(context, model, num_tokens)
     if not streams.wait_begun(context.until_s):
         return failed(RunStage.DRAIN, _not_begun(streams))
     began_s = time.monotonic()
     problem = _tell_hosts(context) if model.slice is not None else _deploy_fewer(context)
     if problem is not None:
         return failed(RunStage.DRAIN, problem)
+    gone_s = _wait_gone(context, streams, engines_before)
     answers = streams.wait(context.until_s)
     _keep(context, "streams.json", answers)
-    while not (gone := engines_before - _engine_ids(context)) and context.left_s > 0:
-        time.sleep(0.2)
-    left_s = time.monotonic() - began_s
-    words = f"after {left_s:.1f} s" if gone else f"not within {left_s:.1f} s"
+    left_s = (gone_s or time.monotonic()) - began_s
+    words = f"not within {left_s:.1f} s" if gone_s is None else f"after {left_s:.1f} s"
     return judged(
         RunStage.DRAIN,
-        [*_ends(answers), Measurement("an engine has left", "yes", words, is_met=bool(gone))],
+        [
+            *_ends(answers, num_tokens),
+            Measurement("tokens of a stream", "", f"{num_tokens}"),
+            Measurement("an engine has left", "yes", words, is_met=gone_s is not None),
+        ],
     )
 
 
-def _streams(context: StageContext, model: RunModel) -> Streams:
+def _wait_gone(context: StageContext, streams: Streams, before: set[str]) -> float | None:
+    """Waits for the streams' ends and an engine's; returns when one of `before` was gone.
+
+    In monotonic time; `None`: none was, before the stage is over.
+    """
+    gone_s = None
+    while context.left_s > 0 and (gone_s is None or not streams.are_over):
+        if gone_s is None and before - _engine_ids(context):
+            gone_s = time.monotonic()
+        time.sleep(0.2)
+    return gone_s
+
+
+def tokens_within(answers: Sequence[StreamedAnswer], limit_s: float) -> int:
+    """Returns how many tokens streams like these end with in time: 16 to 128. Pure."""
+    paces_s = [
+        (answer.arrivals_s[-1] - answer.arrivals_s[0]) / (len(answer.arrivals_s) - 1)
+        for answer in answers
+        if len(answer.arrivals_s) > 1
+    ]
+    slowest_s = max(paces_s, default=0.0)
+    most = int(limit_s / slowest_s) if slowest_s > 0 else _NUM_TOKENS
+    return max(_LEAST_TOKENS, min(_NUM_TOKENS, most))
+
+
+def _num_tokens_of_drain(context: StageContext, model: RunModel) -> int:
+    if model.num_replicas > 1:
+        return _NUM_TOKENS
+    calm = _streams(context, model, _LEAST_TOKENS).wait(context.until_s)
+    return tokens_within(calm, _NOTICE_S / 2)
+
+
+def _streams(context: StageContext, model: RunModel, num_tokens: int = _NUM_TOKENS) -> Streams:
     prompts = PROMPTS[:_NUM_STREAMS]
     return Streams(
         context.served.url,
         model.name,
         prompts,
-        _NUM_TOKENS,
+        num_tokens,
         context.left_s,
         has_alternatives=not model.is_paced,
     )
@@ -184,9 +223,9 @@ def _keep(context: StageContext, name: str, answers: Sequence[StreamedAnswer]) -
     context.keep(name, json.dumps(told, indent=1))
 
 
-def _ends(answers: Sequence[StreamedAnswer]) -> list[Measurement]:
+def _ends(answers: Sequence[StreamedAnswer], num_tokens: int = _NUM_TOKENS) -> list[Measurement]:
     errors = [answer.error for answer in answers if answer.error is not None]
-    whole = sum(len(answer.tokens) == _NUM_TOKENS for answer in answers)
+    whole = sum(len(answer.tokens) == num_tokens for answer in answers)
     longest_s = max(answer.longest_gap_s for answer in answers)
     return [
         Measurement(

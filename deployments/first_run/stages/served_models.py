@@ -29,6 +29,11 @@ class RunModel:
         return self.config.deployments[0].slice
 
     @property
+    def num_replicas(self) -> int:
+        """How many replicas of it the file asks for at the start: each has a slice of its own."""
+        return sum(deployment.replicas or 0 for deployment in self.config.deployments)
+
+    @property
     def is_paced(self) -> bool:
         """Whether its tokens are made up: they have no likelihoods, and no reference."""
         return self.config.engine == EngineKind.PACED

@@ -26,6 +26,7 @@ from deployments.first_run.requests.prompts import PROMPTS
 from deployments.first_run.stages.chips import measured_on_host
 from deployments.first_run.stages.hosts import different
 from deployments.first_run.stages.load import no_warm_up, published_figure
+from deployments.first_run.stages.losses import tokens_within
 from deployments.first_run.stages.served_models import RunModel
 from serving.config.check import check_serve_config
 from serving.config.models import ModelConfig
@@ -65,6 +66,27 @@ def test_longer_deadline_of_a_request_stays() -> None:
 def test_prompts_are_as_many_as_the_streams_that_a_kill_hits_and_all_different() -> None:
     assert len(set(PROMPTS)) == 20
     assert all(len(prompt) <= 80 for prompt in PROMPTS)
+
+
+def paced(*arrivals_s: float) -> StreamedAnswer:
+    return StreamedAnswer([1] * len(arrivals_s), arrivals_s=list(arrivals_s))
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_tokens"),
+    [
+        # As on a busy machine of two cores: of 128 tokens a fifth had not come after the notice.
+        ([paced(0.0, 0.1, 0.2), paced(9.0, 9.25, 9.5)], 60),
+        ([paced(0.0, 0.01, 0.02)], 128),
+        ([paced(0.0, 4.0, 8.0)], 16),
+        ([paced(), paced(1.0)], 128),
+        ([], 128),
+    ],
+)
+def test_streams_that_have_nowhere_to_go_end_within_the_notice(
+    answers: list[StreamedAnswer], num_tokens: int
+) -> None:
+    assert tokens_within(answers, 15.0) == num_tokens
 
 
 def test_published_figure_holds_for_its_model_on_its_chips_only() -> None:
