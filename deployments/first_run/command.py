@@ -51,7 +51,8 @@ def first_run_command(
         ),
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0.1, max=20.0, help="Factor of all deadlines: larger models.")
+        float,
+        typer.Option(min=0.1, max=20.0, help="Factor of all deadlines: larger models, busy hosts."),
     ] = 1.0,
     compare: Annotated[
         tuple[Path, Path] | None,

@@ -20,7 +20,8 @@ class StageContext:
     `file` is the configuration, `scratch` a folder that is gone after the run, `until_s` the
     monotonic deadline. `address` is that of Ray where a cluster of others is used; `reference` the
     model to compare answers with, where it is not the one that is served. `application` is `None`
-    before the first start.
+    before the first start. Deadlines and what else is held against a clock are `patience` times as
+    long as for a machine with nothing else to do.
     """
 
     stage: RunStage
@@ -33,6 +34,7 @@ class StageContext:
     application: ServedApplication | None
     earlier: Mapping[str, StageResult]
     tell: Callable[[Mapping[str, Any]], None]
+    patience: float = 1.0
 
     @property
     def left_s(self) -> float:
@@ -75,6 +77,7 @@ def context_of(
         None if application is None else ServedApplication(**application),
         {name: parse_result(raw) for name, raw in request["earlier"].items()},
         tell,
+        request["patience"],
     )
 
 

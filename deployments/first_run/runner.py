@@ -37,7 +37,7 @@ class RunInterruptedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """What a run is to do. `patience` multiplies every deadline: larger models take longer."""
+    """What a run is to do. `patience` multiplies what a clock decides; see `StageContext`."""
 
     file: Path
     settings: Mapping[str, Any]
@@ -133,6 +133,7 @@ class FirstRun:
             "scratch": str(self.order.scratch),
             # It stops by itself a moment before it would be stopped, and says why.
             "deadline_s": deadline_s * 0.95,
+            "patience": self.order.patience,
             "address": self.order.address,
             "reference": self.order.reference,
             "application": None if application is None else _fields(application),

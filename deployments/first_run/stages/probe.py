@@ -24,7 +24,7 @@ _HAND_OVER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class ProbeTurn:
     """One probe: what the host told, and the seconds that its program took."""
 
     number: int
@@ -50,10 +50,13 @@ def probe(context: StageContext) -> StageResult:
         port = f"{_FIRST_PORT + number}"
         answers = hosts.run((*program, f"{0.9 * limit_s:.1f}", port), limit_s)
         wall_s = time.monotonic() - began_s
-        turns += [_Turn(number, answer, wall_s) for answer in answers]
+        turns += [ProbeTurn(number, answer, wall_s) for answer in answers]
         context.keep("probes.json", json.dumps([_told(turn) for turn in turns], indent=1))
     first = {turn.answer.host: turn for turn in reversed(turns)}
-    measured = [each for turn in turns for each in _measured(turn, first[turn.answer.host])]
+    longer_s = _HAND_OVER_S * context.patience
+    measured = [
+        each for turn in turns for each in measured_turn(turn, first[turn.answer.host], longer_s)
+    ]
     return judged(RunStage.PROBE, measured)
 
 
@@ -70,7 +73,7 @@ def _spec(model: RunModel) -> ProbeSpec:
     )
 
 
-def _told(turn: _Turn) -> dict[str, Any]:
+def _told(turn: ProbeTurn) -> dict[str, Any]:
     return {
         "number": turn.number,
         "host": turn.answer.host,
@@ -80,7 +83,8 @@ def _told(turn: _Turn) -> dict[str, Any]:
     }
 
 
-def _measured(turn: _Turn, first: _Turn) -> list[Measurement]:
+def measured_turn(turn: ProbeTurn, first: ProbeTurn, longer_s: float) -> list[Measurement]:
+    """Judges one probe, which may take `longer_s` seconds more than the first. Pure."""
     told = turn.answer.last_json() or {}
     what = f"probe {turn.number} on {turn.answer.host}"
     outcome = told.get("outcome")
@@ -93,9 +97,9 @@ def _measured(turn: _Turn, first: _Turn) -> list[Measurement]:
         found.append(
             Measurement(
                 f"{what}, longer than the first",
-                f"below {_HAND_OVER_S:g} s",
+                f"below {longer_s:g} s",
                 f"{later_s:.1f} s",
-                is_met=later_s < _HAND_OVER_S,
+                is_met=later_s < longer_s,
             )
         )
     return found

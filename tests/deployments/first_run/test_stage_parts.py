@@ -27,6 +27,7 @@ from deployments.first_run.stages.chips import measured_on_host
 from deployments.first_run.stages.hosts import different
 from deployments.first_run.stages.load import no_warm_up, published_figure
 from deployments.first_run.stages.losses import tokens_within
+from deployments.first_run.stages.probe import ProbeTurn, measured_turn
 from deployments.first_run.stages.served_models import RunModel
 from serving.config.check import check_serve_config
 from serving.config.models import ModelConfig
@@ -87,6 +88,21 @@ def test_streams_that_have_nowhere_to_go_end_within_the_notice(
     answers: list[StreamedAnswer], num_tokens: int
 ) -> None:
     assert tokens_within(answers, 15.0) == num_tokens
+
+
+def probed(number: int, wall_s: float) -> ProbeTurn:
+    return ProbeTurn(number, HostAnswer("a", 0, '{"outcome": "passed"}', ""), wall_s)
+
+
+@pytest.mark.parametrize(("longer_s", "is_met"), [(10.0, False), (20.0, True)])
+def test_probe_that_waits_for_chips_takes_no_longer_than_patience_has_it(
+    longer_s: float, is_met: bool
+) -> None:
+    passed, later = measured_turn(probed(3, 16.5), probed(1, 3.4), longer_s)
+
+    assert passed.is_met
+    assert (later.measured, later.expected) == ("13.1 s", f"below {longer_s:g} s")
+    assert later.is_met is is_met
 
 
 def test_published_figure_holds_for_its_model_on_its_chips_only() -> None:
