@@ -26,8 +26,7 @@ def correctness(context: StageContext) -> StageResult:
     """Compares the answers to all prompts, token by token."""
     model = run_model(context)
     name = context.reference or model.config.source
-    dtype = str(model.engine_args.get("dtype", "auto"))
-    reason = _no_reference(model, name, dtype, context.file.parent)
+    reason = _no_reference(model, name, context.file.parent)
     if reason is not None:
         return skipped(RunStage.CORRECTNESS, reason)
     replies = [
@@ -44,20 +43,20 @@ def correctness(context: StageContext) -> StageResult:
         return failed(RunStage.CORRECTNESS, f"{len(wrong)} requests were refused: {wrong[0]}")
     pairs = [_tokens(reply.body) for reply in replies]
     context.keep("answers.json", json.dumps({"prompts": PROMPTS, "pairs": pairs}, indent=1))
-    found = _gaps(name, dtype, pairs, context.left_s)
+    found = _gaps(name, model.dtype, pairs, context.left_s)
     context.keep("gaps.json", json.dumps(found, indent=1))
     if not isinstance(found, list):
         return failed(RunStage.CORRECTNESS, f"no reference: {found}")
-    return judged(RunStage.CORRECTNESS, judged_gaps(found, near_tie_nats(dtype), name))
+    return judged(RunStage.CORRECTNESS, judged_gaps(found, near_tie_nats(model.dtype), name))
 
 
-def _no_reference(model: RunModel, name: str, dtype: str, folder: Path) -> str | None:
+def _no_reference(model: RunModel, name: str, folder: Path) -> str | None:
     """Returns why no reference can be run; `None` if it can. `folder` is that of the file."""
     if model.is_paced:
         return "a paced engine's tokens are made up"
     if is_bucket(name):
         return f"transformers reads no {name}: name a --reference that it can read"
-    weights_bytes = reference_bytes(name, dtype, [folder / "models", SHIPPED_FACTS])
+    weights_bytes = reference_bytes(name, model.dtype, [folder / "models", SHIPPED_FACTS])
     return no_room(name, weights_bytes, read_host_memory().free_bytes)
 
 

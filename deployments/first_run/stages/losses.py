@@ -41,7 +41,6 @@ _TELL_AGENT = (PYTHON, "-I", "-m", "serving.slices.local.tell_agent")
 def resume(context: StageContext) -> StageResult:
     """Kills an engine core under greedy streams, and compares their tokens with those of before."""
     model = run_model(context)
-    dtype = str(model.engine_args.get("dtype", "auto"))
     if model.is_paced:
         return skipped(RunStage.RESUME, "a paced engine has no process of its own to kill")
     reason = wait_linked(context.served, model.num_engines, context.until_s)
@@ -62,7 +61,7 @@ def resume(context: StageContext) -> StageResult:
         RunStage.RESUME,
         [
             *_ends(answers),
-            *judged_streams(calm, answers, dtype),
+            *judged_streams(calm, answers, model.dtype),
             Measurement(
                 "engines ready again",
                 f"{model.num_engines}",

@@ -24,7 +24,8 @@ _ROUNDING_NATS = 1e-3
 # How large the logits were an answer does not tell; those of most models are below 32.
 _STEP_NATS = {"float32": 2.0**-19}
 _STEP_OTHERWISE_NATS = 0.125
-# Of streams of which a half moves: all of those differ where the way of resuming is at fault.
+# Of one or two engines at least half of the streams move, and all of those differ where the way of
+# resuming is at fault. Of more engines fewer move.
 _MOST_DOUBTFUL_STREAMS = 1 / 8
 
 

@@ -39,6 +39,11 @@ class RunModel:
         return self.config.engine == EngineKind.PACED
 
     @property
+    def dtype(self) -> str:
+        """What it is computed in, as the file says; `auto` where it does not."""
+        return str(self.engine_args.get("dtype", "auto"))
+
+    @property
     def engine_args(self) -> Mapping[str, Any]:
         """The arguments that the file sets for vLLM."""
         return self.config.engine_args
