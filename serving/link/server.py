@@ -307,7 +307,7 @@ class LinkServer:
     def submitted(self, gateway: GatewayConnection, request: TokenRequest) -> None:
         """Takes a request from its gateway, or refuses it with an error output."""
         if self._rooms is not None:
-            self._rooms.took(gateway)
+            self._rooms.took(gateway, _num_tokens(request))
             self._tell_room_soon()
         owner = self._owner(request.request_id)
         if owner is gateway:

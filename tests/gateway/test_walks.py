@@ -29,6 +29,7 @@ WITHOUT_A_CALL = {"serving/link/messages.py", "serving/gateway/frontend.py"}
 # turn it is, and whether its answer may begin.
 BESIDE = {
     "serving/engine/stats.py",
+    "serving/domain/capacity/choice_costs.py",
     "serving/domain/capacity/objectives.py",
     "serving/domain/models/request_fields/service_class.py",
     "serving/domain/tokens/cached_blocks.py",
@@ -36,7 +37,6 @@ BESIDE = {
     "serving/domain/usage/tenant_shares.py",
     "serving/gateway/dispatch/batch_work.py",
     "serving/gateway/dispatch/choice/cache_index.py",
-    "serving/gateway/dispatch/choice/costs.py",
     "serving/gateway/dispatch/choice/engine_roster.py",
     "serving/gateway/dispatch/choice/popular.py",
     "serving/gateway/dispatch/deadlines.py",

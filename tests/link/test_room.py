@@ -238,9 +238,62 @@ def test_a_request_on_its_way_is_not_news_to_its_gateway() -> None:
     rooms = rooms_of("a")
     rooms.look(EngineLoad(), 0, 0.0)
     rooms.room_of("a")
-    rooms.took("a")
-    rooms.look(EngineLoad(0, 1, backlog_tokens=10), 1, 0.0)
+    rooms.took("a", 600)
+    rooms.look(EngineLoad(0, 1, backlog_tokens=600), 1, 0.0)
     assert rooms.to_tell == []
+
+
+def test_gateway_hears_at_once_of_what_others_have_put_in_line() -> None:
+    rooms = rooms_of("a", "b")
+    rooms.look(EngineLoad(), 0, 0.0)
+    for gateway in ("a", "b"):
+        rooms.room_of(gateway)
+    rooms.took("a", 511)
+    rooms.look(EngineLoad(0, 1, backlog_tokens=511), 1, 0.0)
+    assert rooms.to_tell == []
+    rooms.took("a", 1)
+    rooms.look(EngineLoad(0, 2, backlog_tokens=512), 2, 0.0)
+    assert rooms.to_tell == ["b"]
+    assert rooms.room_of("b").backlog_tokens == 512
+    assert rooms.to_tell == []
+    # It is computed: nobody has a step of its own by which to hear of that.
+    rooms.look(EngineLoad(2), 2, 0.0)
+    assert rooms.to_tell == ["a", "b"]
+
+
+def test_cached_part_of_a_prompt_on_its_way_is_no_news_to_its_gateway() -> None:
+    rooms = rooms_of("a")
+    rooms.look(EngineLoad(computed_ratio=0.1), 0, 0.0)
+    rooms.room_of("a")
+    rooms.took("a", 9000)
+    rooms.look(EngineLoad(0, 1, backlog_tokens=900, computed_ratio=0.1), 1, 0.0)
+    assert rooms.to_tell == []
+
+
+def test_gateway_hears_at_once_of_sequences_that_others_have_begun() -> None:
+    others = [f"gw{number}" for number in range(15)]
+    rooms: GatewayRooms[str] = GatewayRooms(EngineCapacity(1024, 8192))
+    for gateway in ("a", *others):
+        rooms.opened(gateway)
+    rooms.look(EngineLoad(), 0, 0.0)
+    for gateway in ("a", *others):
+        rooms.room_of(gateway)
+    for num in range(1, 5):
+        assert rooms.to_tell == []
+        rooms.took("a", 1)
+        rooms.look(EngineLoad(num), num, 0.0)
+    assert rooms.to_tell == others
+
+
+def test_gateway_hears_at_once_of_sequences_that_others_have_ended() -> None:
+    rooms = rooms_of("a", "b")
+    rooms.look(EngineLoad(4), 4, 0.0)
+    for gateway in ("a", "b"):
+        rooms.room_of(gateway)
+    rooms.look(EngineLoad(1), 1, 0.0)
+    assert rooms.to_tell == []
+    rooms.look(EngineLoad(), 0, 0.0)
+    assert rooms.to_tell == ["a", "b"]
 
 
 def test_a_full_engine_tells_at_once_that_it_has_room_again() -> None:
@@ -267,7 +320,7 @@ def test_who_asks_gets_what_is_free_at_once() -> None:
     for gateway in ("a", "b"):
         rooms.room_of(gateway)
     for _ in range(4):
-        rooms.took("a")
+        rooms.took("a", 10)
     rooms.wanted("a", RoomWanted(20, 200), 0.0)
     rooms.look(EngineLoad(0, 4), 4, 0.0)
     assert "a" in rooms.to_tell

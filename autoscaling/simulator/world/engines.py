@@ -4,7 +4,7 @@ Owns the kernel's arrays and the slots of its engines. Does not own when engines
 (`slices`), nor what is asked of them (`arrivals`). Every call first lets happen what is due before.
 """
 
-import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +14,22 @@ import numpy.typing as npt
 
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
+from serving.domain.capacity import choice_costs
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 
 _FEWEST_SLOTS = 8
+# A gateway expects answers to be as long as those of so many seconds were, on average.
+_LENGTH_WINDOW_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
     """The limits of a simulated gateway, by default those of a real one.
 
-    A request that waited `request_deadline_s` for an engine fails; one that arrives while
-    `max_waiting_requests` wait, and no engine is ready, is refused.
+    A request that waited `request_deadline_s` for a place on an engine fails; one that arrives
+    while `max_waiting_requests` wait, and no engine is ready, is refused.
     """
 
     request_deadline_s: float = REQUEST_DEADLINE_S
@@ -43,10 +46,9 @@ class GatewayLimits:
 class SimulatedTraffic:
     """The counts since the start, and what is under way, at `at_s`.
 
-    `oldest_wait_s` is of the requests that wait at the gateway without an engine, 0 without one.
-    `num_held_back` of those in flight are in line at engines whose sequences are all taken: a real
-    gateway holds them back. `are_full` says that all engines are so. `num_late` of the
-    `num_first_tokens` came later than the objective of their prompts.
+    `oldest_wait_s` is of the requests that wait at the gateway, 0 without one. `are_full` says that
+    some wait and no engine has a place. `num_late` of the `num_first_tokens` came later than the
+    objective of their prompts.
     """
 
     at_s: float
@@ -57,7 +59,6 @@ class SimulatedTraffic:
     num_waiting: int
     oldest_wait_s: float
     num_in_flight: int
-    num_held_back: int = 0
     are_full: bool = False
     num_first_tokens: int = 0
     num_late: int = 0
@@ -118,84 +119,79 @@ class Engines:
         others = tuple(others)
         self._ttft_floor_s = profile.ttft_floor_s
         self._profile = profile
-        self._lengths = _mean_lengths(requests)
-        self._tpot_s = None if objectives is None else objectives.tpot_s
-        self._limits = kernel.GatewayBounds(limits.request_deadline_s, limits.max_waiting_requests)
+        self._bounds = bounds_of(limits)
+        self._ended: deque[tuple[float, int, int]] = deque()  # at, requests, output tokens
         allowed_s = np.full(len(requests), np.inf, np.float32)
         if objectives is not None:
             prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
             allowed_s[:] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
         self._num_requests = len(requests)
         most_seqs = max(each.max_num_seqs for each in (profile, *others))
-        self._state = _empty(requests, allowed_s, most_seqs, batches)
+        self.state = _empty(requests, allowed_s, most_seqs, batches)
         self._free = list(range(_FEWEST_SLOTS))[::-1]
 
     def advance(self, until_s: float) -> None:
         """Lets everything happen that is due by then."""
-        kernel.advance(self._state, self._limits, until_s)
+        kernel.advance(self.state, self._bounds, until_s)
 
     def open(self, now_s: float, profile: CapacityProfile | None = None) -> int:
         """Adds an engine that takes requests, and returns its slot; `None`: one like most."""
         self.advance(now_s)
         if not self._free:
-            size = len(self._state.event_s)
-            self._state = _grown(self._state)
+            size = len(self.state.event_s)
+            self.state = _grown(self.state)
             self._free = list(range(size, 2 * size))[::-1]
         slot = self._free.pop()
         self._set_law(slot, profile or self._profile)
-        kernel.open_engine(self._state, slot, now_s)
+        kernel.open_engine(self.state, self._bounds, slot, now_s)
         return slot
 
     def _set_law(self, slot: int, profile: CapacityProfile) -> None:
-        state = self._state
+        state = self.state
         state.base_s[slot] = profile.base_s
         state.per_sequence_s[slot] = profile.per_sequence_s
         state.per_prompt_token_s[slot] = profile.per_prompt_token_s
         state.max_num_seqs[slot] = profile.max_num_seqs
         state.max_num_batched_tokens[slot] = profile.max_num_batched_tokens
-        state.share[slot] = 1.0
-        if self._tpot_s is not None and profile is not self._profile:
-            usual, its = (
-                each.max_requests_per_s(*self._lengths, self._tpot_s)
-                for each in (self._profile, profile)
-            )
-            state.share[slot] = usual / its if its > 0 else math.inf
 
     def drain(self, slot: int, now_s: float) -> None:
         """Sends the engine no more requests. What it has stays until `leave` or `close`."""
         self.advance(now_s)
-        kernel.stop_routing(self._state, slot)
+        kernel.stop_routing(self.state, slot)
 
     def leave(self, slot: int, now_s: float, stay_until_s: float) -> None:
-        """Moves requests that will not finish by `stay_until_s`, if another engine exists."""
+        """Moves requests that will not finish by `stay_until_s`, as others have room for them.
+
+        Then all that are left go, unless there is no other engine.
+        """
         self.advance(now_s)
         if self.num_routable:
-            kernel.move_off(self._state, slot, now_s, stay_until_s)
+            kernel.leave(self.state, self._bounds, slot, now_s, stay_until_s)
 
     def close(self, slot: int, now_s: float) -> None:
         """Removes the engine: what it still has moves, or waits at the gateway."""
         self.advance(now_s)
-        if self._state.route_at[slot] != kernel.NOBODY:
-            kernel.stop_routing(self._state, slot)
-        kernel.move_off(self._state, slot, now_s, now_s)
+        if self.state.route_at[slot] != kernel.NOBODY:
+            kernel.stop_routing(self.state, slot)
+        kernel.close_engine(self.state, self._bounds, slot, now_s)
         self._free.append(slot)
 
     def begin_batch(self, batch: int, num_lines: int, now_s: float) -> None:
         """Opens a batch, the one behind the last one, with so many lines at once."""
-        assert batch == self._state.counts[kernel.BATCHES_KNOWN]
-        self._state.counts[kernel.BATCHES_KNOWN] += 1
+        assert batch == self.state.counts[kernel.BATCHES_KNOWN]
+        self.state.counts[kernel.BATCHES_KNOWN] += 1
         self.set_lines(batch, num_lines, now_s)
 
     def set_lines(self, batch: int, num_lines: int, now_s: float) -> None:
         """Sets how many lines of an open batch may be on engines at once."""
         self.advance(now_s)
-        self._state.batch_limit[batch] = num_lines
-        kernel.give_lines(self._state, now_s)
+        self.state.batch_limit[batch] = num_lines
+        kernel.give_lines(self.state, now_s)
 
     def end_batch(self, batch: int, now_s: float) -> None:
         """Gives up what has no engine. Lines that have one go on, as long as it does."""
         self.set_lines(batch, 0, now_s)
-        state = self._state
+        state = self.state
         line = state.batch_back[batch]
         while line != kernel.NOBODY:
             state.status[line] = kernel.FAILED
@@ -211,11 +207,11 @@ class Engines:
 
     def num_lines_on_engines(self, batch: int) -> int:
         """The number of a batch's lines that have an engine."""
-        return int(self._state.batch_on_engines[batch])
+        return int(self.state.batch_on_engines[batch])
 
     def num_lines_left(self, batch: int) -> int:
         """The number of a batch's lines that have no end yet."""
-        state = self._state
+        state = self.state
         num_back = 0
         line = state.batch_back[batch]
         while line != kernel.NOBODY:
@@ -226,7 +222,7 @@ class Engines:
 
     def lines(self) -> LineSums:
         """Returns what there is of lines now."""
-        counts = self._state.counts
+        counts = self.state.counts
         return LineSums(
             int(counts[kernel.LINES_ON_ENGINES]),
             int(counts[kernel.LINES_FINISHED]),
@@ -237,51 +233,62 @@ class Engines:
     @property
     def num_routable(self) -> int:
         """The number of engines that take requests."""
-        return int(self._state.counts[kernel.ROUTABLE])
+        return int(self.state.counts[kernel.ROUTABLE])
 
     @property
     def in_flight(self) -> list[int]:
         """The number of requests on each engine, by slot."""
-        counts: list[int] = self._state.in_flight.tolist()
+        counts: list[int] = self.state.in_flight.tolist()
         return counts
 
     def traffic(self, now_s: float) -> SimulatedTraffic:
         """Returns what a gateway has counted by now."""
         self.advance(now_s)
-        counts = self._state.counts
-        oldest_wait_s = 0.0
-        if counts[kernel.PARKED]:
-            oldest = counts[kernel.PARKED_HEAD]
-            parked_at_s = self._state.arrival_s[oldest] + self._state.parked_s[oldest]
-            oldest_wait_s = max(0.0, float(now_s - parked_at_s))
-        is_routable = self._state.route_at != kernel.NOBODY
-        in_line = self._state.in_flight - self._state.running
-        is_full = is_routable & (in_line > 0) & (self._state.running >= self._state.max_num_seqs)
+        counts = self.state.counts
+        self._expect_lengths(now_s)
+        num_waiting = int(counts[kernel.PARKED])
+        since_s = kernel.first_waits_since_s(self.state)
         return SimulatedTraffic(
             at_s=now_s,
             num_arrived=int(counts[kernel.ARRIVED]),
             input_tokens=int(counts[kernel.INPUT_TOKENS]),
             num_finished=int(counts[kernel.FINISHED]),
             output_tokens=int(counts[kernel.OUTPUT_TOKENS]),
-            num_waiting=int(counts[kernel.PARKED]),
-            oldest_wait_s=oldest_wait_s,
+            num_waiting=num_waiting,
+            oldest_wait_s=max(0.0, float(now_s - since_s)),
             num_in_flight=int(counts[kernel.ON_ENGINES]),
-            num_held_back=int(in_line[is_full].sum()),
-            are_full=self.num_routable > 0 and int(is_full.sum()) == self.num_routable,
+            are_full=num_waiting > 0 and self.num_routable > 0 and not self._has_place,
             num_first_tokens=int(counts[kernel.FIRST_TOKENS]),
             num_late=int(counts[kernel.LATE]),
             work=EngineSums(
-                self._state.computed.copy(),
-                self._state.emitted.copy(),
-                self._state.step.copy(),
-                self._state.busy_s.copy(),
+                self.state.computed.copy(),
+                self.state.emitted.copy(),
+                self.state.step.copy(),
+                self.state.busy_s.copy(),
             ),
         )
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether any engine takes another request."""
+        routable = self.state.routable[: self.num_routable]
+        return any(kernel.has_place(self.state, int(slot)) for slot in routable)
+
+    def _expect_lengths(self, now_s: float) -> None:
+        """Has the gateway expect answers that are as long as they lately were."""
+        counts = self.state.counts
+        self._ended.append((now_s, int(counts[kernel.FINISHED]), int(counts[kernel.OUTPUT_TOKENS])))
+        while len(self._ended) > 1 and self._ended[1][0] <= now_s - _LENGTH_WINDOW_S:
+            self._ended.popleft()
+        _, num_before, tokens_before = self._ended[0]
+        _, num, tokens = self._ended[-1]
+        if num > num_before:
+            counts[kernel.EXPECTED_TOKENS] = round((tokens - tokens_before) / (num - num_before))
 
     def finish(self) -> Answers:
         """Lets every request end on the engines there are now, and returns how each ended."""
         self.advance(float("inf"))
-        self._state.stall_s[self._state.stall_s < 0] = 0
+        self.state.stall_s[self.state.stall_s < 0] = 0
         return self._answers(slice(0, self._num_requests))
 
     def line_answers(self) -> Answers:
@@ -292,7 +299,7 @@ class Engines:
         return self._answers(slice(self._num_requests, None))
 
     def _answers(self, of: slice) -> Answers:
-        state, floor_s = self._state, np.float32(self._ttft_floor_s)
+        state, floor_s = self.state, np.float32(self._ttft_floor_s)
         return Answers(
             first_s=state.first_s[of] + floor_s,
             last_s=state.last_s[of] + floor_s,
@@ -302,10 +309,20 @@ class Engines:
         )
 
 
-def _mean_lengths(requests: Requests) -> tuple[float, float]:
-    if not len(requests):
-        return 1.0, 1.0
-    return float(requests.input_tokens.mean()), float(requests.output_tokens.mean())
+def bounds_of(limits: GatewayLimits) -> kernel.GatewayBounds:
+    """Returns what a gateway goes by: its limits, and the costs by which it chooses engines."""
+    return kernel.GatewayBounds(
+        request_deadline_s=limits.request_deadline_s,
+        max_waiting_requests=limits.max_waiting_requests,
+        step_tokens=choice_costs.STEP_TOKENS,
+        sequence_tokens=choice_costs.SEQUENCE_TOKENS,
+        most_in_step=choice_costs.MOST_IN_STEP,
+        for_others=choice_costs.FOR_OTHERS,
+        same_tokens=choice_costs.SAME_TOKENS,
+        drawn_from=choice_costs.DRAWN_FROM,
+        as_good_tokens=choice_costs.AS_GOOD_TOKENS,
+        most_awaiting=choice_costs.MOST_AWAITING,
+    )
 
 
 def _empty(
@@ -334,6 +351,8 @@ def _empty(
         moves=np.zeros(num, np.int16),
         status=np.full(num, kernel.PENDING, np.int8),
         counts=counts,
+        parked_head=np.full(2, kernel.NOBODY, np.int32),
+        parked_tail=np.full(2, kernel.NOBODY, np.int32),
         batch_of=np.repeat(np.arange(num_batches, dtype=np.int32), sizes),
         batch_next=ends - sizes,
         batch_end=ends,
@@ -377,10 +396,12 @@ def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[An
         "head_done": np.zeros(size, np.int32),
         "in_flight": np.zeros(size, np.int32),
         "dispatched": np.zeros(size, np.int64),
+        "line_tokens": np.zeros(size, np.int64),
+        "leave_by_s": np.full(size, np.inf),
         "ends": np.zeros((size, max_num_seqs), np.int64),
         "event_heap": slots,
         "event_at": slots.copy(),
-        "route_heap": np.zeros(size, np.int32),
+        "routable": np.zeros(size, np.int32),
         "route_at": np.full(size, kernel.NOBODY, np.int32),
         "emitted": np.zeros(size, np.int64),
         "computed": np.zeros(size, np.int64),
@@ -390,7 +411,6 @@ def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[An
         "per_prompt_token_s": np.zeros(size),
         "max_num_seqs": np.zeros(size, np.int32),
         "max_num_batched_tokens": np.zeros(size, np.int32),
-        "share": np.ones(size),
     }
 
 

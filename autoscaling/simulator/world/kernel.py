@@ -1,8 +1,8 @@
 """The hot loop: requests, the gateway's routing and the engines' steps, compiled.
 
-Owns what happens between two changes of the fleet: arrivals, waiting at the gateway, routing to the
-engine with the fewest requests in flight, continuous batching, and the move of requests off an
-engine. Does not own when engines come and go (`slices`). Pure: no clock, no I/O, no chance.
+Owns what happens between two changes of the fleet: arrivals, waiting at the gateway, the choice of
+an engine, continuous batching, and the move of requests off an engine. Does not own when engines
+come and go (`slices`). Pure: no clock, no I/O, no chance.
 
 Every step of the law of `serving.domain.capacity` is honoured, but not every step is an event.
 While an engine only decodes, its steps are equally long, so the kernel leaps to the step after
@@ -14,9 +14,10 @@ order of arrival, up to `max_num_batched_tokens` in all and `max_num_seqs` seque
 computes the last of a prompt gives its first token. Not modelled: the size of the KV cache, and
 prefix caching (give input tokens without what the cache saves).
 
-A request is bound to an engine when it comes. A gateway chooses so where it knows neither lines nor
-room nor caches; where engines tell of them it goes by these, and lets requests wait at itself
-(`serving.gateway.dispatch`). That is not modelled either.
+A request waits at the gateway until an engine has room for it, and then goes where it takes least,
+as gateways choose (`serving.gateway.dispatch.choice`, which a test holds `choose` to). There is one
+gateway here, which knows of each engine what there is at that moment; nothing is cached, tenants
+are one, and what will not begin in time waits until its deadline, where a real gateway refuses it.
 
 The lines of batches are requests behind all others. They come when there is room: as many at once
 as their batch may have, each on the engine with the fewest in flight, if that has a place and no
@@ -46,6 +47,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Array indices cannot be `None`.
 NOBODY = -1
+# In place of an engine: the request takes less on one that has no room at this moment.
+AWAITED = -2
 
 # Values of `Kernel.status`.
 PENDING, SERVED, FAILED, REFUSED = 0, 1, 2, 3
@@ -53,9 +56,15 @@ PENDING, SERVED, FAILED, REFUSED = 0, 1, 2, 3
 # Values of `Kernel.mode`: nothing to do, equal steps without prompts, one step with prompts.
 IDLE, DECODING, MIXED = 0, 1, 2
 
+# More than any cost.
+_NEVER = 1 << 62
+
+# Rows of `Kernel.parked_head`: streams that have begun are before all others.
+BEGUN, NEW = 0, 1
+
 # Indices of `Kernel.counts`.
 ARRIVED, INPUT_TOKENS, FINISHED, OUTPUT_TOKENS = 0, 1, 2, 3
-ROUTABLE, PARKED, PARKED_HEAD, PARKED_TAIL, ON_ENGINES, MOVES = 4, 5, 6, 7, 8, 9
+ROUTABLE, PARKED, LEAVING, EXPECTED_TOKENS, ON_ENGINES, MOVES = 4, 5, 6, 7, 8, 9
 FIRST_TOKENS, LATE = 10, 11
 # The index of the first line, and batches: those that are over come first, then those that are
 # open. Of lines: those on engines, those that ended, and tokens of these.
@@ -74,10 +83,18 @@ def _compiled(function: _Function) -> _Function:
 
 
 class GatewayBounds(NamedTuple):
-    """The gateway's limits. Times in seconds."""
+    """The gateway's limits, times in seconds, and the constants of its choice (`choice_costs`)."""
 
     request_deadline_s: float
     max_waiting_requests: int
+    step_tokens: int
+    sequence_tokens: int
+    most_in_step: int
+    for_others: int
+    same_tokens: int
+    drawn_from: int
+    as_good_tokens: int
+    most_awaiting: int
 
 
 class Kernel(NamedTuple):
@@ -89,14 +106,16 @@ class Kernel(NamedTuple):
     wait at the gateway, after its arrival. Per engine: `step`
     counts its finished steps as of `anchor_s`; at `event_s` another `event_steps` of `step_s` each
     are done. `ends` is a heap per engine over its `running` sequences; the queue from `head` to
-    `tail` has no prompt computed but `head_done` tokens of the first. `event_heap` holds every slot
-    by `event_s`; `route_heap` the first `counts[ROUTABLE]` slots by requests in flight, and
-    `route_at` is the place in it or `NOBODY`. `emitted` output tokens and `computed` prompt tokens
-    are sums since it opened, and so is `busy_s`, the time in its finished steps. `base_s` and the
-    four after it are its law; a request is `share` of what it carries, beside that of others. Per
-    line: `batch_of`. Per batch: the lines from `batch_next` to `batch_end` have not begun, those
-    that came back are linked from `batch_back`, and of `batch_on_engines` there may be
-    `batch_limit`.
+    `tail` has no prompt computed but `head_done` tokens of the first, and `line_tokens` of prompts
+    are in no step yet. `event_heap` holds every slot by `event_s`; the first `counts[ROUTABLE]` of
+    `routable` take requests, and `route_at` is the place among them or `NOBODY`. One that drains,
+    and has requests that no other had room for, may keep them until `leave_by_s`, infinite for any
+    other. `emitted` output tokens and `computed`
+    prompt tokens are sums since it opened, and so is `busy_s`, the time in its finished steps.
+    `base_s` and the four after it are its law. Per line: `batch_of`. Per batch: the lines from
+    `batch_next` to `batch_end` have not begun, those that came back are linked from `batch_back`,
+    and of `batch_on_engines` there may be `batch_limit`. What waits at the gateway is linked from
+    `parked_head` to `parked_tail`, in rows of its own for what has begun.
     """
 
     arrival_s: F64
@@ -123,11 +142,15 @@ class Kernel(NamedTuple):
     head_done: I32
     in_flight: I32
     dispatched: I64
+    line_tokens: I64
+    leave_by_s: F64
     ends: I64
     event_heap: I32
     event_at: I32
-    route_heap: I32
+    routable: I32
     route_at: I32
+    parked_head: I32
+    parked_tail: I32
     counts: I64
     emitted: I64
     computed: I64
@@ -137,7 +160,6 @@ class Kernel(NamedTuple):
     per_prompt_token_s: F64
     max_num_seqs: I32
     max_num_batched_tokens: I32
-    share: F64
     batch_of: I32
     batch_next: I32
     batch_end: I32
@@ -147,7 +169,7 @@ class Kernel(NamedTuple):
 
 
 @_compiled
-def advance(k: Kernel, limits: GatewayBounds, until_s: float) -> None:
+def advance(k: Kernel, bounds: GatewayBounds, until_s: float) -> None:
     """Lets everything happen that is due by `until_s`; of equal instants engines come first."""
     counts = k.counts
     num_requests = counts[LINES_FROM]
@@ -156,10 +178,7 @@ def advance(k: Kernel, limits: GatewayBounds, until_s: float) -> None:
         engine_s = k.event_s[slot]
         arrived = counts[ARRIVED]
         arrival_s = k.arrival_s[arrived] if arrived < num_requests else np.inf
-        expiry_s = np.inf
-        if counts[PARKED]:
-            oldest = counts[PARKED_HEAD]
-            expiry_s = k.arrival_s[oldest] + k.parked_s[oldest] + limits.request_deadline_s
+        expiry_s = _first_expiry_s(k, bounds) if counts[PARKED] else np.inf
         if min(engine_s, arrival_s, expiry_s) > until_s:
             return
         if engine_s <= arrival_s and engine_s <= expiry_s:
@@ -169,22 +188,24 @@ def advance(k: Kernel, limits: GatewayBounds, until_s: float) -> None:
             k.emitted[slot] += k.event_steps[slot] * k.running[slot]
             k.busy_s[slot] += k.event_steps[slot] * k.step_s[slot]
             _begin_step(k, slot, engine_s)
+            if k.route_at[slot] == NOBODY or has_place(k, slot):
+                _use_room(k, bounds, engine_s)
             give_lines(k, engine_s)
         elif expiry_s <= arrival_s:
             _expire_oldest(k, expiry_s)
         else:
             counts[ARRIVED] += 1
             counts[INPUT_TOKENS] += k.input_tokens[arrived]
-            if counts[ROUTABLE] == 0 and counts[PARKED] >= limits.max_waiting_requests:
+            if counts[ROUTABLE] == 0 and counts[PARKED] >= bounds.max_waiting_requests:
                 k.status[arrived] = REFUSED
             else:
-                _dispatch(k, arrived, arrival_s)
+                _enter(k, bounds, arrived, arrival_s)
                 # Another engine may have the fewest now.
                 give_lines(k, arrival_s)
 
 
 @_compiled
-def open_engine(k: Kernel, slot: int, now_s: float) -> None:
+def open_engine(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float) -> None:
     """Opens an empty engine. It takes requests from now on, at first those that wait."""
     k.step[slot] = 0
     k.emitted[slot] = 0
@@ -193,27 +214,29 @@ def open_engine(k: Kernel, slot: int, now_s: float) -> None:
     k.running[slot] = 0
     k.head[slot] = NOBODY
     k.head_done[slot] = 0
+    k.line_tokens[slot] = 0
     k.in_flight[slot] = 0
     k.dispatched[slot] = 0
+    k.leave_by_s[slot] = np.inf
     k.mode[slot] = IDLE
     place = k.counts[ROUTABLE]
     k.counts[ROUTABLE] += 1
-    k.route_heap[place] = slot
+    k.routable[place] = slot
     k.route_at[slot] = place
-    _route_up(k, place)
-    while k.counts[PARKED]:
-        _dispatch(k, _unpark(k), now_s)
+    _use_room(k, bounds, now_s)
     give_lines(k, now_s)
 
 
 @_compiled
 def give_lines(k: Kernel, now_s: float) -> None:
     """Gives lines to engines that have room, the batches that are due first first."""
+    if k.counts[PARKED]:
+        return
     for batch in range(k.counts[BATCHES_OVER], k.counts[BATCHES_KNOWN]):
         while k.batch_on_engines[batch] < k.batch_limit[batch]:
-            if k.counts[ROUTABLE] == 0:
+            slot = _fewest_in_flight(k)
+            if slot == NOBODY:
                 return
-            slot = k.route_heap[0]
             if k.head[slot] != NOBODY or k.in_flight[slot] >= k.max_num_seqs[slot]:
                 return
             line = k.batch_back[batch]
@@ -234,81 +257,196 @@ def stop_routing(k: Kernel, slot: int) -> None:
     """Sends the engine no more requests; what it has goes on."""
     place = k.route_at[slot]
     k.counts[ROUTABLE] -= 1
-    last = k.counts[ROUTABLE]
+    moved = k.routable[k.counts[ROUTABLE]]
+    k.routable[place] = moved
+    k.route_at[moved] = place
     k.route_at[slot] = NOBODY
-    if place != last:
-        moved = k.route_heap[last]
-        k.route_heap[place] = moved
-        k.route_at[moved] = place
-        _route_up(k, place)
-        _route_down(k, k.route_at[moved])
 
 
 @_compiled
-def move_off(k: Kernel, slot: int, now_s: float, until_s: float) -> int:
+def leave(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s: float) -> None:
     """Moves what will not have finished by `until_s` off an engine that gets no more requests.
 
-    They go elsewhere in order of arrival, or wait at the gateway. Tokens given so far are computed
-    again with the prompt; a step in progress is lost. Returns how many moved.
+    What no other engine has room for stays as long as it may, for this one still works.
     """
-    num_leaving = k.in_flight[slot]
-    if num_leaving == 0:
-        return 0
-    leaving = np.empty(num_leaving, np.int32)
-    count = 0
-    request = k.head[slot]
-    while request != NOBODY:
-        leaving[count] = request
-        count += 1
-        request = k.link[request]
-    k.head[slot] = NOBODY
-    k.head_done[slot] = 0
-    done = k.step[slot]
-    pace_s = k.base_s[slot] + k.per_sequence_s[slot] * k.running[slot]
+    _stop_leaving(k, slot)
+    is_over = now_s >= until_s
+    if is_over or not k.counts[PARKED]:
+        is_over = not _move_off(k, bounds, slot, now_s, until_s)
+    if not is_over:
+        k.leave_by_s[slot] = until_s
+        k.counts[LEAVING] += 1
+
+
+@_compiled
+def _stop_leaving(k: Kernel, slot: int) -> None:
+    if k.leave_by_s[slot] < np.inf:
+        k.leave_by_s[slot] = np.inf
+        k.counts[LEAVING] -= 1
+
+
+@_compiled
+def close_engine(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float) -> None:
+    """Ends an engine that gets no more requests: all that it has goes elsewhere, or waits."""
+    _stop_leaving(k, slot)
+    _move_off(k, bounds, slot, now_s, now_s)
+    _serve(k, bounds, now_s)
+
+
+@_compiled
+def _use_room(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
+    """Fills what engines have room for: with those that wait, then with those that are to move."""
+    _serve(k, bounds, now_s)
+    if k.counts[PARKED] or not k.counts[LEAVING]:
+        return
+    for slot in range(k.leave_by_s.shape[0]):
+        until_s = k.leave_by_s[slot]
+        if until_s < np.inf and not _move_off(k, bounds, slot, now_s, until_s):
+            _stop_leaving(k, slot)
+
+
+@_compiled
+def _move_off(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s: float) -> bool:
+    """Moves what will not have finished by then off an engine, as far as others have room for it.
+
+    Once it is `until_s` all of it goes, in order of arrival. Tokens given so far are computed again
+    with the prompt; a step in progress is lost to those that go. Returns whether some are left that
+    are to go.
+    """
+    if k.in_flight[slot] == 0:
+        return False
     whole_steps = 0
     if k.mode[slot] == DECODING:
         whole_steps = int((now_s - k.anchor_s[slot]) / k.step_s[slot])
         whole_steps = min(whole_steps, k.event_steps[slot] - 1)
-    done += whole_steps
+    done = k.step[slot] + whole_steps
+    leaving = _unfinished(k, slot, done, now_s, until_s)
+    first_line = np.searchsorted(leaving, k.counts[LINES_FROM])
+    num_moved = first_line
+    if now_s < until_s:
+        num_moved = _num_fitting(k, leaving[:first_line])
+        if num_moved == 0 and first_line:
+            return True
+    # Lines always go: they are put back last first, so that the first one goes first again.
+    first_kept = leaving[num_moved] if num_moved < first_line else k.counts[LINES_FROM]
+    _take_from_queue(k, slot, first_kept)
     kept = 0
     for place in range(k.running[slot]):
         entry = k.ends[slot, place]
         to_give = (entry >> _SHIFT) - done
-        if now_s + to_give * pace_s <= until_s:
+        request = entry & _MASK
+        is_finishing = now_s + to_give * _pace_s(k, slot) <= until_s
+        if is_finishing or first_kept <= request < k.counts[LINES_FROM]:
             k.ends[slot, kept] = entry
             kept += 1
             _end_up(k, slot, kept - 1)
         else:
-            request = entry & _MASK
             _interrupt(k, slot, request, to_give, now_s)
-            leaving[count] = request
-            count += 1
+    k.in_flight[slot] -= num_moved + len(leaving) - first_line
     k.running[slot] = kept
-    k.in_flight[slot] = kept
-    if kept == 0:
-        k.mode[slot] = IDLE
-        _set_event(k, slot, np.inf)
-    elif k.mode[slot] == DECODING:
-        k.event_steps[slot] = whole_steps + 1
-        _set_event(k, slot, k.anchor_s[slot] + (whole_steps + 1) * k.step_s[slot])
-    # Lines are put back last first, so that the first one goes first again.
-    ordered = np.sort(leaving[:count])
-    first_line = np.searchsorted(ordered, k.counts[LINES_FROM])
-    k.counts[ON_ENGINES] -= first_line
-    k.counts[MOVES] += first_line
-    for place in range(count - 1, first_line - 1, -1):
-        line = ordered[place]
+    _go_on(k, slot, now_s, whole_steps)
+    k.counts[ON_ENGINES] -= num_moved
+    k.counts[MOVES] += num_moved
+    for place in range(len(leaving) - 1, first_line - 1, -1):
+        line = leaving[place]
         batch = k.batch_of[line - k.counts[LINES_FROM]]
         k.moves[line] += 1
         k.link[line] = k.batch_back[batch]
         k.batch_back[batch] = line
         k.batch_on_engines[batch] -= 1
         k.counts[LINES_ON_ENGINES] -= 1
-    for request in ordered[:first_line]:
+    for request in leaving[:num_moved]:
         k.moves[request] += 1
-        _dispatch(k, request, now_s)
+        _enter(k, bounds, request, now_s)
     give_lines(k, now_s)
+    return bool(num_moved < first_line)
+
+
+@_compiled
+def _pace_s(k: Kernel, slot: int) -> float:
+    return float(k.base_s[slot] + k.per_sequence_s[slot] * k.running[slot])
+
+
+@_compiled
+def _unfinished(k: Kernel, slot: int, done: int, now_s: float, until_s: float) -> I32:
+    """Returns what an engine has that will not have finished by then, in order of arrival."""
+    found = np.empty(k.in_flight[slot], np.int32)
+    count = 0
+    request = k.head[slot]
+    while request != NOBODY:
+        found[count] = request
+        count += 1
+        request = k.link[request]
+    pace_s = _pace_s(k, slot)
+    for place in range(k.running[slot]):
+        entry = k.ends[slot, place]
+        if now_s + ((entry >> _SHIFT) - done) * pace_s > until_s:
+            found[count] = entry & _MASK
+            count += 1
+    return np.sort(found[:count])
+
+
+@_compiled
+def _num_fitting(k: Kernel, requests: I32) -> int:
+    """Returns how many of the first of these have room on engines that take requests."""
+    num = k.counts[ROUTABLE]
+    places = np.empty(num, np.int64)
+    tokens = np.empty(num, np.int64)
+    for at in range(num):
+        slot = k.routable[at]
+        places[at] = k.max_num_seqs[slot] - k.in_flight[slot]
+        tokens[at] = k.max_num_batched_tokens[slot] - k.line_tokens[slot]
+    count = 0
+    at = 0
+    for request in requests:
+        while at < num and (places[at] <= 0 or tokens[at] <= 0):
+            at += 1
+        if at == num:
+            break
+        places[at] -= 1
+        tokens[at] -= _needed(k, request)
+        count += 1
     return count
+
+
+@_compiled
+def _take_from_queue(k: Kernel, slot: int, first_kept: int) -> None:
+    """Takes what goes out of an engine's queue: lines, and requests before `first_kept`."""
+    request, last = k.head[slot], NOBODY
+    is_first = True
+    while request != NOBODY:
+        following = k.link[request]
+        if first_kept <= request < k.counts[LINES_FROM]:
+            if last == NOBODY:
+                k.head[slot] = request
+            else:
+                k.link[last] = request
+            last = request
+        else:
+            k.line_tokens[slot] -= _needed(k, request)
+            if is_first:
+                k.line_tokens[slot] += k.head_done[slot]
+                k.head_done[slot] = 0
+        is_first = False
+        request = following
+    if last == NOBODY:
+        k.head[slot] = NOBODY
+    else:
+        k.link[last] = NOBODY
+        k.tail[slot] = last
+
+
+@_compiled
+def _go_on(k: Kernel, slot: int, now_s: float, whole_steps: int) -> None:
+    """Has an engine go on with what is left on it, in the step under way."""
+    if k.mode[slot] == DECODING and k.running[slot]:
+        k.event_steps[slot] = whole_steps + 1
+        _set_event(k, slot, k.anchor_s[slot] + (whole_steps + 1) * k.step_s[slot])
+    elif k.in_flight[slot] == 0:
+        k.mode[slot] = IDLE
+        _set_event(k, slot, np.inf)
+    elif k.mode[slot] == DECODING:
+        _begin_step(k, slot, now_s)
 
 
 @_compiled
@@ -324,26 +462,158 @@ def _interrupt(k: Kernel, slot: int, request: int, to_give: int, now_s: float) -
 
 
 @_compiled
-def _dispatch(k: Kernel, request: int, now_s: float) -> None:
-    if k.counts[ROUTABLE] == 0:
-        _park(k, request, now_s)
-        return
-    k.counts[ON_ENGINES] += 1
-    _put(k, request, k.route_heap[0], now_s)
+def _enter(k: Kernel, bounds: GatewayBounds, request: int, now_s: float) -> None:
+    """Gives a request to an engine, or lets it wait behind its like."""
+    if not k.counts[PARKED]:
+        slot = choose(k, bounds, request, number_of(request))
+        if slot >= 0:
+            k.counts[ON_ENGINES] += 1
+            _put(k, request, slot, now_s)
+            return
+    _park(k, request, now_s)
+    _serve(k, bounds, now_s)
+
+
+@_compiled
+def _serve(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
+    """Gives those that wait to engines, the first ones first, as far as there is room."""
+    num_passed = 0
+    for row in range(2):
+        before, request = NOBODY, k.parked_head[row]
+        while request != NOBODY:
+            following = k.link[request]
+            slot = choose(k, bounds, request, number_of(request))
+            if slot == NOBODY:
+                return
+            if slot == AWAITED:
+                num_passed += 1
+                if num_passed >= bounds.most_awaiting:
+                    return
+                before = request
+            else:
+                _unpark(k, row, before)
+                k.counts[ON_ENGINES] += 1
+                _put(k, request, slot, now_s)
+            request = following
+
+
+@_compiled
+def number_of(request: int) -> int:
+    """Returns a number that is another one for each request, from 0 to below 2^32."""
+    mixed = np.uint64(request + 1) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int(mixed >> np.uint64(32))
+
+
+@_compiled
+def has_place(k: Kernel, slot: int) -> bool:
+    """Returns whether an engine takes another request, by its sequences and its line."""
+    has_line = k.line_tokens[slot] >= k.max_num_batched_tokens[slot]
+    return bool(k.in_flight[slot] < k.max_num_seqs[slot] and not has_line)
+
+
+@_compiled
+def choose(k: Kernel, bounds: GatewayBounds, request: int, number: int) -> int:
+    """Returns an engine on which a request takes least, of those that have a place for it.
+
+    `AWAITED` if it takes less on one whose line is full for a step or two, `NOBODY` if none has a
+    place. Of many engines it is any that is as good, another one for each `number`.
+    """
+    tokens = _needed(k, request)
+    given = k.output_tokens[request] - k.left[request]
+    expected = max(0, k.counts[EXPECTED_TOKENS] - given)
+    costs = np.empty(k.counts[ROUTABLE], np.int64)
+    least, soonest = _NEVER, _NEVER
+    num = 0
+    for at in range(len(costs)):
+        slot = k.routable[at]
+        costs[at] = _NEVER
+        if k.in_flight[slot] < k.max_num_seqs[slot]:
+            cost = _cost(k, bounds, slot, tokens, expected)
+            if has_place(k, slot):
+                num += 1
+                costs[at] = cost
+                least = min(least, cost)
+            else:
+                soonest = min(soonest, cost)
+    if num == 0:
+        return NOBODY
+    if soonest < _NEVER and soonest + bounds.same_tokens < least:
+        return AWAITED
+    if num <= bounds.drawn_from:
+        return _least_of(k, bounds, costs)
+    return _drawn_from(k, costs, least + bounds.as_good_tokens, number)
+
+
+@_compiled
+def _least_of(k: Kernel, bounds: GatewayBounds, costs: I64) -> int:
+    """Returns the one that costs least; among equals, that has fewest, or was least used."""
+    best, its = NOBODY, (_NEVER, 0, 0, 0)
+    for at in range(len(costs)):
+        if costs[at] < _NEVER:
+            slot = k.routable[at]
+            rank = costs[at] // bounds.same_tokens, k.in_flight[slot], k.dispatched[slot], slot
+            if rank < its:
+                best, its = slot, rank
+    return int(best)
+
+
+@_compiled
+def _drawn_from(k: Kernel, costs: I64, below: int, number: int) -> int:
+    """Returns one of those that cost less than `below`."""
+    to_pass = number % np.count_nonzero(costs < below)
+    for at in range(len(costs)):
+        if costs[at] < below:
+            if to_pass == 0:
+                return int(k.routable[at])
+            to_pass -= 1
+    return NOBODY
+
+
+@_compiled
+def _cost(k: Kernel, bounds: GatewayBounds, slot: int, tokens: int, expected: int) -> int:
+    """Returns what `choice_costs.whole_cost` does of a request on an engine."""
+    count = k.in_flight[slot]
+    line = k.line_tokens[slot] + tokens
+    num_steps = -(-line // bounds.most_in_step)
+    to_first = line + num_steps * (bounds.step_tokens + bounds.sequence_tokens * count)
+    return int(to_first + bounds.for_others * tokens + expected * bounds.sequence_tokens * count)
+
+
+@_compiled
+def _fewest_in_flight(k: Kernel) -> int:
+    """Returns the engine with the fewest requests, of those that take some, or nobody."""
+    best = NOBODY
+    for at in range(k.counts[ROUTABLE]):
+        slot = k.routable[at]
+        if best == NOBODY or (k.in_flight[slot], k.dispatched[slot], slot) < (
+            k.in_flight[best],
+            k.dispatched[best],
+            best,
+        ):
+            best = slot
+    return int(best)
+
+
+@_compiled
+def _needed(k: Kernel, request: int) -> int:
+    """Returns the tokens that an engine has to compute before the request's next one."""
+    return int(k.input_tokens[request] + k.output_tokens[request] - k.left[request])
 
 
 @_compiled
 def _put(k: Kernel, request: int, slot: int, now_s: float) -> None:
-    """Puts a request in line at an engine, the first one of `route_heap`."""
+    """Puts a request in line at an engine."""
     k.link[request] = NOBODY
     if k.head[slot] == NOBODY:
         k.head[slot] = request
     else:
         k.link[k.tail[slot]] = request
     k.tail[slot] = request
+    k.line_tokens[slot] += _needed(k, request)
     k.in_flight[slot] += 1
     k.dispatched[slot] += 1
-    _route_down(k, 0)
     if k.mode[slot] == IDLE:
         _begin_step(k, slot, now_s)
     elif k.mode[slot] == DECODING and k.running[slot] < min(
@@ -365,8 +635,7 @@ def _begin_step(k: Kernel, slot: int, now_s: float) -> None:
     num_taken = 0
     while k.head[slot] != NOBODY and running < k.max_num_seqs[slot] and budget > 0:
         request = k.head[slot]
-        given = k.output_tokens[request] - k.left[request]
-        needed = k.input_tokens[request] + given - k.head_done[slot]
+        needed = _needed(k, request) - k.head_done[slot]
         chunk = min(needed, budget)
         prompt_tokens += chunk
         budget -= chunk
@@ -380,6 +649,7 @@ def _begin_step(k: Kernel, slot: int, now_s: float) -> None:
         _end_up(k, slot, running)
         running += 1
     k.running[slot] = running
+    k.line_tokens[slot] -= prompt_tokens
     k.computed[slot] += prompt_tokens
     k.anchor_s[slot] = now_s
     length_s = (
@@ -443,34 +713,60 @@ def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
         k.counts[FINISHED] += before - running - num_lines
         k.counts[LINES_ON_ENGINES] -= num_lines
         k.counts[LINES_FINISHED] += num_lines
-        if k.route_at[slot] != NOBODY:
-            _route_up(k, k.route_at[slot])
     return int(running)
 
 
 @_compiled
 def _park(k: Kernel, request: int, now_s: float) -> None:
+    row = BEGUN if k.left[request] < k.output_tokens[request] else NEW
     k.parked_s[request] = now_s - k.arrival_s[request]
     k.link[request] = NOBODY
-    if k.counts[PARKED] == 0:
-        k.counts[PARKED_HEAD] = request
+    if k.parked_head[row] == NOBODY:
+        k.parked_head[row] = request
     else:
-        k.link[k.counts[PARKED_TAIL]] = request
-    k.counts[PARKED_TAIL] = request
+        k.link[k.parked_tail[row]] = request
+    k.parked_tail[row] = request
     k.counts[PARKED] += 1
 
 
 @_compiled
-def _unpark(k: Kernel) -> int:
-    request = k.counts[PARKED_HEAD]
-    k.counts[PARKED_HEAD] = k.link[request]
+def _unpark(k: Kernel, row: int, before: int) -> int:
+    """Takes the first that waits in a row, or the one behind another, and returns it."""
+    request = k.parked_head[row] if before == NOBODY else k.link[before]
+    if before == NOBODY:
+        k.parked_head[row] = k.link[request]
+    else:
+        k.link[before] = k.link[request]
+    if k.parked_tail[row] == request:
+        k.parked_tail[row] = before
     k.counts[PARKED] -= 1
     return int(request)
 
 
 @_compiled
+def _waits_since_s(k: Kernel, row: int) -> float:
+    """Returns since when the first in a row waits; infinite without any."""
+    request = k.parked_head[row]
+    if request == NOBODY:
+        return float(np.inf)
+    return float(k.arrival_s[request] + k.parked_s[request])
+
+
+@_compiled
+def first_waits_since_s(k: Kernel) -> float:
+    """Returns since when the one waits that has waited longest; infinite if none does."""
+    return min(_waits_since_s(k, BEGUN), _waits_since_s(k, NEW))
+
+
+@_compiled
+def _first_expiry_s(k: Kernel, bounds: GatewayBounds) -> float:
+    return first_waits_since_s(k) + bounds.request_deadline_s
+
+
+@_compiled
 def _expire_oldest(k: Kernel, now_s: float) -> None:
-    request = _unpark(k)
+    row = BEGUN if _waits_since_s(k, BEGUN) <= _waits_since_s(k, NEW) else NEW
+    request = _unpark(k, row, NOBODY)
     k.status[request] = FAILED
     if k.left[request] < k.output_tokens[request]:
         k.stall_s[request] += now_s - k.arrival_s[request]
@@ -502,55 +798,6 @@ def _set_event(k: Kernel, slot: int, at_s: float) -> None:
         place = child
     heap[place] = slot
     places[slot] = place
-
-
-@_compiled
-def _is_preferred(k: Kernel, slot: int, other: int) -> bool:
-    """Fewest in flight for what it carries, then least used, then by name.
-
-    It is the gateway's order among engines of which it knows nothing else.
-    """
-    mine, its = k.in_flight[slot] * k.share[slot], k.in_flight[other] * k.share[other]
-    if mine != its:
-        return bool(mine < its)
-    if k.dispatched[slot] != k.dispatched[other]:
-        return bool(k.dispatched[slot] < k.dispatched[other])
-    return slot < other
-
-
-@_compiled
-def _route_up(k: Kernel, place: int) -> None:
-    heap = k.route_heap
-    slot = heap[place]
-    while place > 0:
-        parent = (place - 1) >> 1
-        if not _is_preferred(k, slot, heap[parent]):
-            break
-        heap[place] = heap[parent]
-        k.route_at[heap[place]] = place
-        place = parent
-    heap[place] = slot
-    k.route_at[slot] = place
-
-
-@_compiled
-def _route_down(k: Kernel, place: int) -> None:
-    heap = k.route_heap
-    slot = heap[place]
-    size = k.counts[ROUTABLE]
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        if child + 1 < size and _is_preferred(k, heap[child + 1], heap[child]):
-            child += 1
-        if not _is_preferred(k, heap[child], slot):
-            break
-        heap[place] = heap[child]
-        k.route_at[heap[place]] = place
-        place = child
-    heap[place] = slot
-    k.route_at[slot] = place
 
 
 @_compiled

@@ -7,6 +7,7 @@ Does not own a request that has an engine (`dispatcher`), nor the choice of one 
 import asyncio
 from typing import Protocol
 
+from serving.domain.capacity.choice_costs import MOST_AWAITING
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.usage.tenant_shares import TenantShares, work_of
 from serving.gateway.dispatch.admission import AdmissionQueue
@@ -26,8 +27,6 @@ from serving.gateway.telemetry.request_story import Because, EngineChoice
 # would overtake too many.
 _MAX_PASSED = 16
 _MOST_SHUT = 16  # lines that are passed over, because what is left is kept for others
-# So many may wait for the engine that has their beginning in its cache, and be overtaken meanwhile.
-_MAX_WAITING_FOR_CACHE = 64
 
 
 class LineOwner(Protocol):
@@ -184,7 +183,7 @@ class RequestLine:
                 continue
             passed.add(request.request_id)
             num_passed += not (request.needs_isolation or route.awaited_id)
-            is_enough = num_passed >= _MAX_PASSED or len(passed) >= _MAX_WAITING_FOR_CACHE
+            is_enough = num_passed >= _MAX_PASSED or len(passed) >= MOST_AWAITING
             if not route.is_open_to_others or is_enough:
                 break
         self._owner.make_way(self._waiting.num_before_batch)

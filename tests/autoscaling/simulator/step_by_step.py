@@ -1,4 +1,7 @@
-"""Engines simulated step by step, every step an event: what the leaping kernel is held to."""
+"""Engines simulated step by step, every step an event: what the leaping kernel is held to.
+
+Where a request goes is the gateway's own choice, of the engines as they are at that moment.
+"""
 
 import heapq
 from collections import deque
@@ -7,8 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
 from serving.domain.capacity.slice_profile import CapacityProfile
+from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns
+from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
+from serving.gateway.dispatch.known_room import Need
 
 NO_LINES = Requests(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32))
 
@@ -23,6 +30,15 @@ class StepEngine:
     step_end_s: float = np.inf
     in_flight: int = 0
     dispatched: int = 0
+
+    @property
+    def line_tokens(self) -> int:
+        return sum(left for _, left in self.queue)
+
+    @property
+    def has_place(self) -> bool:
+        has_line = self.line_tokens >= self.law.max_num_batched_tokens
+        return self.in_flight < self.law.max_num_seqs and not has_line
 
     def begin_step(self, now_s: float, output_tokens: np.ndarray) -> None:
         budget = self.law.max_num_batched_tokens - len(self.running)
@@ -54,7 +70,10 @@ class StepByStep:
         lines: Requests = NO_LINES,
         num_at_once: int = 0,
         others: Sequence[CapacityProfile] = (),
+        num_expected: int = 0,
     ) -> None:
+        """Takes how many tokens the gateway expects of each answer, if it knows."""
+        self.num_expected = num_expected
         self.requests = requests
         self.input_tokens = np.concatenate([requests.input_tokens, lines.input_tokens])
         self.output_tokens = np.concatenate([requests.output_tokens, lines.output_tokens])
@@ -64,6 +83,8 @@ class StepByStep:
         self.ends = [(np.inf, place) for place in range(len(self.engines))]
         self.next_line = len(requests)
         self.num_lines = 0
+        self.waiting: list[int] = []
+        self.num_awaited = 0  # decisions to wait for an engine without room
         self.first_s = np.full(len(self.output_tokens), np.nan)
         self.last_s = self.first_s.copy()
 
@@ -81,11 +102,43 @@ class StepByStep:
                 heapq.heappop(self.ends)
                 self._end_step(place, end_s)
                 heapq.heappush(self.ends, (self.engines[place].step_end_s, place))
+                if self.engines[place].has_place:
+                    self._serve(end_s)
                 self._give_lines(end_s)
                 continue
-            self._put(arrived, self._least_used(), arrival_s)
+            self.waiting.append(arrived)
+            self._serve(arrival_s)
             arrived += 1
             self._give_lines(arrival_s)
+
+    def _serve(self, now_s: float) -> None:
+        """Gives those that wait to engines, in their order, as far as there is room."""
+        for request in list(self.waiting):
+            route = self._choice(request)
+            if route.engine_id is not None:
+                self.waiting.remove(request)
+                self._put(request, int(route.engine_id), now_s)
+            elif route.awaited_id is None:
+                return
+            else:
+                self.num_awaited += 1
+
+    def _choice(self, request: int) -> Route:
+        engines = self.engines
+        # Zeros in front, so that ids are in the order of places.
+        ids = [f"{place:03d}" for place in range(len(engines))]
+        columns = EngineColumns.of(ids, (False for _ in engines))
+        for row, engine in enumerate(engines):
+            columns.num_in_flight[row] = engine.in_flight
+            columns.num_dispatched[row] = engine.dispatched
+            columns.backlog_tokens[row] = engine.line_tokens
+            columns.kv_tokens[row] = UNBOUNDED
+            columns.has_place[row] = engine.has_place
+            has_sequence = engine.in_flight < engine.law.max_num_seqs
+            columns.has_full_line[row] = has_sequence and not engine.has_place
+        need = Need(int(self.input_tokens[request]), self.num_expected)
+        rows = {engine_id: row for row, engine_id in enumerate(ids)}
+        return choose_engine(columns, rows, Wish(need, number=kernel.number_of(request)))
 
     def _end_step(self, place: int, end_s: float) -> None:
         engine = self.engines[place]
@@ -107,7 +160,11 @@ class StepByStep:
         )
 
     def _give_lines(self, now_s: float) -> None:
-        while self.num_lines < self.num_at_once and self.next_line < len(self.output_tokens):
+        while (
+            not self.waiting
+            and self.num_lines < self.num_at_once
+            and self.next_line < len(self.output_tokens)
+        ):
             place = self._least_used()
             engine = self.engines[place]
             if engine.queue or engine.in_flight >= self.law.max_num_seqs:

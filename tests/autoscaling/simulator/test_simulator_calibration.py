@@ -4,6 +4,7 @@ What `python -m benchmarks calibration` compares on a live cluster, without the 
 instant must agree.
 """
 
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from autoscaling.simulator.world.synthetic_traces import TRACE_LAWS, synthetic_h
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.engine.paced.batch import PacedBatch, PacedSequence
 from serving.engine.paced.config import PacedConfig
+from serving.gateway.dispatch.known_room import Need
 from tests.gateway.dispatch.plain_choice import Engine, chosen
 
 pytestmark = pytest.mark.slow
@@ -50,27 +52,49 @@ def profile_of(config: PacedConfig) -> CapacityProfile:
 
 
 class PacedFleet:
-    """Paced engines behind the gateway's routing, from one event to the next."""
+    """Paced engines behind the gateway's choice, from one event to the next."""
 
     def __init__(self, config: PacedConfig, num_engines: int) -> None:
+        self._config = config
         self._batches = {f"engine-{number}": PacedBatch(config) for number in range(num_engines)}
         self._on = {engine_id: set[str]() for engine_id in self._batches}
         self._num_dispatched = dict.fromkeys(self._batches, 0)
+        self._waiting: deque[PacedSequence] = deque()
+        self.num_waited = 0
 
     def due_at_s(self) -> float:
         dues = (batch.due_at_s for batch in self._batches.values())
         return min((due for due in dues if due is not None), default=np.inf)
 
     def submit(self, number: int, input_tokens: int, output_tokens: int, now_s: float) -> None:
-        engines = [
-            Engine(each, len(self._on[each]), self._num_dispatched[each]) for each in self._batches
-        ]
-        engine_id = chosen(engines).engine_id
-        assert engine_id is not None
-        self._num_dispatched[engine_id] += 1
-        self._on[engine_id].add(str(number))
         sequence = PacedSequence(str(number), 0, 0, output_tokens, input_tokens, is_poisoned=False)
-        self._batches[engine_id].add(sequence, now_s)
+        self._waiting.append(sequence)
+        self._serve(now_s)
+        self.num_waited += sequence in self._waiting
+
+    def _serve(self, now_s: float) -> None:
+        while self._waiting:
+            need = Need(self._waiting[0].prompt_left)
+            engine_id = chosen([self._known(each) for each in self._batches], need).engine_id
+            if engine_id is None:
+                return
+            sequence = self._waiting.popleft()
+            self._num_dispatched[engine_id] += 1
+            self._on[engine_id].add(sequence.request_id)
+            self._batches[engine_id].add(sequence, now_s)
+
+    def _known(self, engine_id: str) -> Engine:
+        count, line = len(self._on[engine_id]), self._batches[engine_id].backlog_tokens(1.0)
+        has_sequence = count < self._config.max_num_seqs
+        has_place = has_sequence and line < self._config.max_num_batched_tokens
+        return Engine(
+            engine_id,
+            count,
+            self._num_dispatched[engine_id],
+            backlog_tokens=line,
+            has_place=has_place,
+            has_full_line=has_sequence and not has_place,
+        )
 
     def step(self, now_s: float) -> Iterator[int]:
         """The requests that get a token now."""
@@ -80,6 +104,7 @@ class PacedFleet:
                     if output.finish is not None:
                         self._on[engine_id].discard(output.request_id)
                     yield int(output.request_id)
+                self._serve(now_s)
 
 
 def played(

@@ -12,8 +12,8 @@ from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
 from serving.gateway.dispatch.known_room import Need
 from serving.gateway.telemetry.request_story import Because
 
-# All engines are compared of so many at most.
-ALL_COMPARED = 8
+# Of more engines one is drawn of those that are as good.
+DRAWN_FROM, AS_GOOD_TOKENS = 8, 1024
 SAME_TOKENS, STEP_TOKENS, SEQUENCE_TOKENS, MOST_IN_STEP, FOR_OTHERS = 64, 240, 4, 8192, 2
 
 
@@ -50,10 +50,14 @@ class Engine:
         num_steps = -(-line // MOST_IN_STEP)
         return line + num_steps * (STEP_TOKENS + SEQUENCE_TOKENS * self.num_in_flight)
 
-    def cost(self, need: Need, spread_tokens: int) -> int:
+    def left(self, need: Need, spread_tokens: int) -> int:
         computed = self.uncached(need)
         if spread_tokens:
             computed = min(computed, max(1, need.num_tokens - spread_tokens))
+        return computed
+
+    def cost(self, need: Need, spread_tokens: int) -> int:
+        computed = self.left(need, spread_tokens)
         later = need.num_expected * SEQUENCE_TOKENS * self.num_in_flight
         return self.first_token_cost(computed) + FOR_OTHERS * computed + later
 
@@ -66,14 +70,12 @@ class Engine:
         return cost, self.num_in_flight, self.num_dispatched, self.engine_id
 
 
-def compared(engines: list[Engine], number: int) -> list[Engine]:
-    """Of many two, and those that have something cached."""
-    if len(engines) <= 8:
-        return engines
-    first = number % len(engines)
-    other = number // len(engines) % (len(engines) - 1)
-    two = {first, (first + 1 + other) % len(engines)}
-    return [each for at, each in enumerate(engines) if at in two or each.num_cached]
+def as_good(engines: list[Engine], need: Need, spread_tokens: int) -> list[Engine]:
+    """The one that takes least, of few; of many, all that take hardly more."""
+    if len(engines) <= DRAWN_FROM:
+        return [min(engines, key=lambda engine: engine.rank(need, spread_tokens))]
+    most = min(each.cost(need, spread_tokens) for each in engines) + AS_GOOD_TOKENS
+    return [each for each in engines if each.cost(need, spread_tokens) < most]
 
 
 def plainly(
@@ -103,12 +105,18 @@ def plainly(
     if not room:
         has_place = any(engine.has_place for engine in candidates)
         return Route.wait("no engine has room for it", is_open_to_others=has_place)
-    among = compared(open_room, number)
-    best = min(among, key=lambda engine: engine.rank(need, spread_tokens))
+    among = open_room
+    good = as_good(among, need, spread_tokens)
+    least_left = min(each.left(need, spread_tokens) for each in good)
+    good = [each for each in good if each.left(need, spread_tokens) == least_left]
+    best = good[number % len(good)]
     soon = [engine for engine in candidates if engine.has_full_line]
     if soon:
-        better = min(soon, key=lambda engine: engine.rank(need, spread_tokens))
-        if better.cost(need, spread_tokens) + SAME_TOKENS < best.cost(need, spread_tokens):
+        least, soonest = (
+            min(each.cost(need, spread_tokens) for each in engines) for engines in (among, soon)
+        )
+        if soonest + SAME_TOKENS < least:
+            better = min(soon, key=lambda engine: engine.rank(need, spread_tokens))
             return Route.wait_for(better.engine_id)
     cost = best.first_token_cost(best.uncached(need))
     return Route.to(best.engine_id, because(among, best, need, spread_tokens), cost)
@@ -118,7 +126,7 @@ def because(among: list[Engine], best: Engine, need: Need, spread_tokens: int) -
     """The first fact that speaks for the best one, against any other."""
     if len(among) == 1:
         return Because.ONLY_ONE
-    if spread_tokens and min(among, key=lambda engine: engine.rank(need, 0)) is not best:
+    if spread_tokens and best not in as_good(among, need, 0):
         return Because.SPREAD
     if any(
         each.busy(need) < best.busy(need) + SAME_TOKENS
@@ -169,7 +177,7 @@ def chosen(
     )
     rows = {engine.engine_id: row for row, engine in enumerate(engines)}
     route = choose_engine(columns, rows, wish)
-    if len(engines) <= ALL_COMPARED:  # of more, some are drawn
+    if len(engines) <= DRAWN_FROM:  # of more, one is drawn
         assert choose_of_few([view_of(engine) for engine in engines], wish) == route
     return route
 

@@ -205,17 +205,30 @@ def test_beginning_that_is_to_spread_goes_where_least_is_to_do() -> None:
 
 
 def test_requests_of_many_gateways_do_not_all_go_to_one_of_many_engines() -> None:
-    """Each compares two, so that of nine engines with the same load none is chosen by all."""
+    """Of nine engines some are as good as the idlest, and each request draws one of them."""
     fleet = [Engine(f"e{number}", num_in_flight=number) for number in range(9)]
-    routes = Counter(chosen(fleet, number=number).engine_id for number in range(720))
-    # The idlest is one of the two in two of nine cases, the busiest is never the better one.
-    assert routes["e0"] == 160
-    assert routes["e8"] == 0
-    assert len(routes) == 8
+    need = Need(500, 100)  # each sequence there costs 400 tokens and a step's 4
+    routes = Counter(chosen(fleet, need, number=number).engine_id for number in range(720))
+    assert routes == {"e0": 240, "e1": 240, "e2": 240}
 
 
-def test_of_many_engines_the_one_with_the_beginning_is_always_compared() -> None:
+def test_of_few_engines_all_choose_the_idlest() -> None:
+    fleet = [Engine(f"e{number}", num_in_flight=number) for number in range(8)]
+    routes = {chosen(fleet, Need(500, 100), number=number).engine_id for number in range(100)}
+    assert routes == {"e0"}
+
+
+def test_of_many_engines_the_one_with_the_beginning_is_chosen() -> None:
     fleet = [Engine(f"e{number}", num_cached=0) for number in range(9)]
     fleet[4] = Engine("e4", num_cached=900)
     routes = {chosen(fleet, Need(1000), number=number).engine_id for number in range(100)}
     assert routes == {"e4"}
+
+
+def test_of_many_that_are_as_good_it_is_one_with_more_of_it_cached() -> None:
+    # Three times 128 tokens are less than the sequences there are worth, and all are as good.
+    fleet = [Engine(f"e{number}", num_cached=0) for number in range(9)]
+    fleet[4] = Engine("e4", num_in_flight=2, num_cached=128)
+    fleet[7] = Engine("e7", num_in_flight=1, num_cached=128)
+    routes = {chosen(fleet, Need(1000, 50), number=number).engine_id for number in range(100)}
+    assert routes == {"e4", "e7"}

@@ -8,7 +8,7 @@ rule. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from serving.gateway.dispatch.choice.costs import (
+from serving.domain.capacity.choice_costs import (
     SAME_TOKENS,
     busy_tokens,
     first_token_cost,
@@ -181,11 +181,11 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
             return Route.wait(reason, is_open_to_others=True, is_kept=True)
         has_place = any(each.has_place for each in candidates)
         return Route.wait("no engine has room for it", is_open_to_others=has_place)
-    best = _best(with_room)
     if soon := [each for each in costs if each.engine.has_full_line]:
-        better = _best(soon)
-        if better.total + SAME_TOKENS < best.total:
-            return Route.wait_for(better.engine.engine_id)
+        least = min(each.total for each in with_room)
+        if min(each.total for each in soon) + SAME_TOKENS < least:
+            return Route.wait_for(_best(soon).engine.engine_id)
+    best = _best(with_room)
     because = Because.ONLY_ONE
     if len(with_room) > 1:
         because = _because(with_room, best, wish)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.gateway.dispatch.choice.costs import (
+from serving.domain.capacity.choice_costs import (
+    AS_GOOD_TOKENS,
+    DRAWN_FROM,
     SAME_TOKENS,
     busy_tokens,
     first_token_cost,
@@ -27,7 +29,6 @@ from serving.gateway.dispatch.choice.costs import (
 from serving.gateway.dispatch.choice.engine_table import (
     Column,
     EngineColumns,
-    Mask,
     uncached_tokens,
 )
 from serving.gateway.dispatch.known_room import Need
@@ -171,11 +172,6 @@ def choice_of(
     )
 
 
-# Of more engines than so many two are compared, other ones for each request: of 64 engines behind
-# sixteen gateways the slowest tenth's first token came in half the time.
-_ALL_COMPARED = 8
-
-
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What the choice of an engine asks of a request.
@@ -202,7 +198,8 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     `rows` has the places of engines in the columns. Where it takes less on one that has room only
     soon, with the line there, it waits for that.
 
-    Among equals it is the one with the fewest requests in flight, then the least used so far. An
+    Among equals it is the one with the fewest requests in flight, then the least used so far; of
+    many engines any that is as good. An
     engine that drains is chosen only where there is no other and it is not leaving yet: the request
     has been admitted already, and has nowhere else to go. A request that needs isolation never
     joins another isolated one. One that stands still gets nothing while another engine may.
@@ -233,19 +230,18 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     line, count, num_expected = columns.backlog_tokens, columns.num_in_flight, need.num_expected
     to_first = first_token_cost(line, count, uncached)
     own_costs = costs = whole_cost(to_first, count, uncached, num_expected)
+    left = uncached
     if wish.spread_tokens:
-        others = np.minimum(uncached, max(1, need.num_tokens - wish.spread_tokens))
-        costs = whole_cost(first_token_cost(line, count, others), count, others, num_expected)
-    compared = np.flatnonzero(_some(columns, rows, with_room, wish))
-    best = _least(columns, costs, compared)
-    soon = candidates & columns.has_full_line
-    if soon.any():
-        better = _least(columns, costs, np.flatnonzero(soon))
-        if costs[better] + SAME_TOKENS < costs[best]:
-            return Route.wait_for(columns.engine_ids[better])
+        left = np.minimum(uncached, max(1, need.num_tokens - wish.spread_tokens))
+        costs = whole_cost(first_token_cost(line, count, left), count, left, num_expected)
+    compared = np.flatnonzero(with_room)
+    soon = np.flatnonzero(candidates & columns.has_full_line)
+    if len(soon) and costs[soon].min() + SAME_TOKENS < costs[compared].min():
+        return Route.wait_for(columns.engine_ids[_least(columns, costs, soon)])
+    best = _best(columns, costs, left, compared, wish.number)
     if len(compared) == 1:
         because = Because.ONLY_ONE
-    elif wish.spread_tokens and _least(columns, own_costs, compared) != best:
+    elif wish.spread_tokens and best not in _as_good(columns, own_costs, compared):
         because = Because.SPREAD
     else:
         because = _because(columns, compared, best, uncached, num_expected)
@@ -269,21 +265,26 @@ def _because(
     return Because.FEWEST_IN_FLIGHT if count.max() > count_of_best else Because.LEAST_USED
 
 
-def _some(columns: EngineColumns, rows: dict[str, int], with_room: Mask, wish: Wish) -> Mask:
-    """Returns those that are compared: of many engines two, and all that have some of it cached.
+def _best(columns: EngineColumns, costs: Column, left: Column, rows: Rows, number: int) -> int:
+    """Returns the row of one that takes no more than others; of such ones, that has least `left`.
 
-    Gateways know nearly the same, and would else all choose the one with least to do at once.
+    Those are the tokens that it has to compute.
     """
-    found = np.flatnonzero(with_room)
-    if len(found) <= _ALL_COMPARED:
-        return with_room
-    some = np.zeros(len(columns), np.bool_)
-    first = wish.number % len(found)
-    other = wish.number // len(found) % (len(found) - 1)
-    some[found[first]] = some[found[(first + 1 + other) % len(found)]] = True
-    if wish.cached:
-        some[[rows[engine_id] for engine_id in wish.cached]] = True
-    return some & with_room
+    as_good = _as_good(columns, costs, rows)
+    if len(as_good) == 1:
+        return int(as_good[0])
+    of_rows = left[as_good]
+    as_good = as_good[of_rows == of_rows.min()]
+    return int(as_good[number % len(as_good)])
+
+
+def _as_good(columns: EngineColumns, costs: Column, rows: Rows) -> Rows:
+    """Returns the row of the one that takes least, of few; of many, of all that are as good."""
+    if len(rows) <= DRAWN_FROM:
+        return np.array([_least(columns, costs, rows)])
+    of_rows = costs[rows]
+    as_good: Rows = rows[of_rows < of_rows.min() + AS_GOOD_TOKENS]
+    return as_good
 
 
 def _least(columns: EngineColumns, costs: Column, rows: Rows) -> int:
