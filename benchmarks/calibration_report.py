@@ -59,10 +59,8 @@ token by token.
 
 That the simulator obeys the law of the paced engine needs no cluster:
 `tests/autoscaling/simulator/test_simulator_calibration.py` plays both and finds the same instants
-for every token. Requests go there to the engine with the fewest in flight, which is what the
-gateway's choice comes to where nothing is known of lines, room and caches. Where they are known a
-gateway chooses by them and holds requests back, and the simulator does not. What is left besides
-is what the law leaves out: HTTP, tokenizer, the way to the engine and back, and the times of Ray.
+for every token, with the gateway's own choice of engines. What is left besides is what the law
+leaves out: HTTP, tokenizer, the way to the engine and back, and the times of Ray.
 
 ## Engines without a policy
 
