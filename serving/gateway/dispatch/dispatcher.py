@@ -35,7 +35,7 @@ from serving.gateway.dispatch.batch_work import BatchWork, may_yield
 from serving.gateway.dispatch.choice.engine_roster import EngineRoster
 from serving.gateway.dispatch.choice.routing import to_migrate
 from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
-from serving.gateway.dispatch.known_room import Need
+from serving.gateway.dispatch.known_room import KnownRoom, Need
 from serving.gateway.dispatch.line import RequestLine
 from serving.gateway.dispatch.requests import (
     Account,
@@ -510,7 +510,8 @@ class Dispatcher:
             connection.link.submit(request.to_message(told))
         except LinkClosedError as error:
             # The link broke a moment ago; its owner is about to report the loss of all that was on
-            # it.
+            # it. Until then nothing more goes there: what waits would have lost an engine by it.
+            connection.room = KnownRoom()
             logger.info("submit_failed engine_id=%s error=%r", connection.engine_id, str(error))
         except FrameError as error:
             del connection.requests[request.wire_id]

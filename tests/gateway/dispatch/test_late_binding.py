@@ -74,6 +74,24 @@ async def test_an_engine_that_has_told_nothing_gets_nothing() -> None:
     assert link.running == ["a"]
 
 
+@pytest.mark.parametrize("places", [3, None])
+async def test_a_link_that_broke_gets_no_more_until_its_loss_is_told(places: int | None) -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.dispatcher, "e1", places=places)
+    fleet.submit("first")
+    link.is_broken = True
+    fleet.submit("second", "third", "fourth")
+    assert fleet.dispatcher.num_waiting == 2
+    fleet.submit("chat", service_class=ServiceClass.INTERACTIVE)
+    fleet.dispatcher.lose_engine("e1", "its host went")
+    other = fleet.engine("e2", places=3)
+    # Those that were given to it have lost an engine; those behind them keep their places in line.
+    assert [each.split("#")[0] for each in other.running[2:]] == ["chat"]
+    assert len(other.running) == 3
+    moved = [other.submitted[at].request_id != name for at, name in enumerate(("first", "second"))]
+    assert moved == [True, True]
+
+
 async def test_who_came_first_goes_first() -> None:
     fleet = Fleet()
     link = fleet.engine(places=1)

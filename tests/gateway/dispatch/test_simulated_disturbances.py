@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serving.domain.errors import PoisonRequestError
@@ -221,9 +221,21 @@ def play(num_gateways: int, script: list[tuple[int, tuple[object, ...]]]) -> Non
     run_on_network(main())
 
 
+# An engine's link breaks in the moment in which it is the only one, and 170 wait.
+BOTH_LOST = [
+    (0, ("add",)),
+    (0, ("lose", 0)),
+    (17, ("drain", 5, None)),
+    (26, ("lose", 0)),
+    (26, ("lose", 0)),
+    (29, ("ask", "one", ServiceClass.INTERACTIVE, 241, 52, True)),
+]
+
+
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.integers(2, 3), scripts)
+@example(2, BOTH_LOST)
 def test_whatever_befalls_a_fleet_requests_are_answered_once_and_in_their_turn(
     num_gateways: int, script: list[tuple[int, tuple[object, ...]]]
 ) -> None:
