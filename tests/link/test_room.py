@@ -261,6 +261,22 @@ def test_gateway_hears_at_once_of_what_others_have_put_in_line() -> None:
     assert rooms.to_tell == ["a", "b"]
 
 
+def test_gateway_with_something_waiting_hears_of_its_part_and_not_of_each_change() -> None:
+    rooms: GatewayRooms[str] = GatewayRooms(EngineCapacity(64, 8192))
+    for gateway in ("a", "b"):
+        rooms.opened(gateway)
+    rooms.wanted("b", RoomWanted(1, 100), 0.0)
+    rooms.look(EngineLoad(), 0, 0.0)
+    for gateway in ("a", "b"):
+        rooms.room_of(gateway)
+    rooms.took("a", 600)
+    rooms.look(EngineLoad(0, 1, backlog_tokens=600), 1, 0.0)
+    assert rooms.to_tell == []
+    rooms.wanted("b", RoomWanted(), 0.0)
+    rooms.look(EngineLoad(0, 1, backlog_tokens=600), 1, 0.0)
+    assert rooms.to_tell == ["b"]
+
+
 def test_cached_part_of_a_prompt_on_its_way_is_no_news_to_its_gateway() -> None:
     rooms = rooms_of("a")
     rooms.look(EngineLoad(computed_ratio=0.1), 0, 0.0)

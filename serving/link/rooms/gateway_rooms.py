@@ -157,8 +157,12 @@ class GatewayRooms(Generic[Name]):
         ]
 
     def _is_mistaken(self, part: _Part) -> bool:
-        """Returns whether a gateway believes much less, or more, to be there than is."""
-        if part.told is None:
+        """Returns whether a gateway believes much less, or more, to be there than is.
+
+        Where something waits it asks, and hears when its part changes: told besides of each change
+        of the line, those beside a flood of long prompts waited three times as long (p90).
+        """
+        if part.told is None or part.demand.num_requests:
             return False
         sent = round(part.new_tokens * self._load.computed_ratio)
         tokens = self._load.backlog_tokens - part.told.backlog_tokens - sent
