@@ -262,19 +262,20 @@ def test_gateway_hears_at_once_of_what_others_have_put_in_line() -> None:
 
 
 def test_gateway_with_something_waiting_hears_of_its_part_and_not_of_each_change() -> None:
-    rooms: GatewayRooms[str] = GatewayRooms(EngineCapacity(64, 8192))
-    for gateway in ("a", "b"):
+    gateways = ["a", "b", *(f"gw{number}" for number in range(14))]
+    rooms: GatewayRooms[str] = GatewayRooms(EngineCapacity(1024, 8192))
+    for gateway in gateways:
         rooms.opened(gateway)
     rooms.wanted("b", RoomWanted(1, 100), 0.0)
     rooms.look(EngineLoad(), 0, 0.0)
-    for gateway in ("a", "b"):
+    for gateway in gateways:
         rooms.room_of(gateway)
     rooms.took("a", 600)
     rooms.look(EngineLoad(0, 1, backlog_tokens=600), 1, 0.0)
-    assert rooms.to_tell == []
+    assert rooms.to_tell == gateways[2:]
     rooms.wanted("b", RoomWanted(), 0.0)
     rooms.look(EngineLoad(0, 1, backlog_tokens=600), 1, 0.0)
-    assert rooms.to_tell == ["b"]
+    assert rooms.to_tell == gateways[1:]
 
 
 def test_cached_part_of_a_prompt_on_its_way_is_no_news_to_its_gateway() -> None:
