@@ -321,7 +321,6 @@ def bounds_of(limits: GatewayLimits) -> kernel.GatewayBounds:
         same_tokens=choice_costs.SAME_TOKENS,
         drawn_from=choice_costs.DRAWN_FROM,
         as_good_tokens=choice_costs.AS_GOOD_TOKENS,
-        most_awaiting=choice_costs.MOST_AWAITING,
     )
 
 

@@ -47,8 +47,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Array indices cannot be `None`.
 NOBODY = -1
-# In place of an engine: the request takes less on one that has no room at this moment.
-AWAITED = -2
 
 # Values of `Kernel.status`.
 PENDING, SERVED, FAILED, REFUSED = 0, 1, 2, 3
@@ -94,7 +92,6 @@ class GatewayBounds(NamedTuple):
     same_tokens: int
     drawn_from: int
     as_good_tokens: int
-    most_awaiting: int
 
 
 class Kernel(NamedTuple):
@@ -477,24 +474,15 @@ def _enter(k: Kernel, bounds: GatewayBounds, request: int, now_s: float) -> None
 @_compiled
 def _serve(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
     """Gives those that wait to engines, the first ones first, as far as there is room."""
-    num_passed = 0
     for row in range(2):
-        before, request = NOBODY, k.parked_head[row]
-        while request != NOBODY:
-            following = k.link[request]
+        while k.parked_head[row] != NOBODY:
+            request = k.parked_head[row]
             slot = choose(k, bounds, request, number_of(request))
             if slot == NOBODY:
                 return
-            if slot == AWAITED:
-                num_passed += 1
-                if num_passed >= bounds.most_awaiting:
-                    return
-                before = request
-            else:
-                _unpark(k, row, before)
-                k.counts[ON_ENGINES] += 1
-                _put(k, request, slot, now_s)
-            request = following
+            _unpark(k, row)
+            k.counts[ON_ENGINES] += 1
+            _put(k, request, slot, now_s)
 
 
 @_compiled
@@ -517,30 +505,23 @@ def has_place(k: Kernel, slot: int) -> bool:
 def choose(k: Kernel, bounds: GatewayBounds, request: int, number: int) -> int:
     """Returns an engine on which a request takes least, of those that have a place for it.
 
-    `AWAITED` if it takes less on one whose line is full for a step or two, `NOBODY` if none has a
-    place. Of many engines it is any that is as good, another one for each `number`.
+    `NOBODY` if none has a place. Of many engines it is any that is as good, another one for each
+    `number`.
     """
     tokens = _needed(k, request)
     given = k.output_tokens[request] - k.left[request]
     expected = max(0, k.counts[EXPECTED_TOKENS] - given)
     costs = np.empty(k.counts[ROUTABLE], np.int64)
-    least, soonest = _NEVER, _NEVER
-    num = 0
+    least, num = _NEVER, 0
     for at in range(len(costs)):
         slot = k.routable[at]
         costs[at] = _NEVER
-        if k.in_flight[slot] < k.max_num_seqs[slot]:
-            cost = _cost(k, bounds, slot, tokens, expected)
-            if has_place(k, slot):
-                num += 1
-                costs[at] = cost
-                least = min(least, cost)
-            else:
-                soonest = min(soonest, cost)
+        if has_place(k, slot):
+            num += 1
+            costs[at] = _cost(k, bounds, slot, tokens, expected)
+            least = min(least, costs[at])
     if num == 0:
         return NOBODY
-    if soonest < _NEVER and soonest + bounds.same_tokens < least:
-        return AWAITED
     if num <= bounds.drawn_from:
         return _least_of(k, bounds, costs)
     return _drawn_from(k, costs, least + bounds.as_good_tokens, number)
@@ -730,15 +711,10 @@ def _park(k: Kernel, request: int, now_s: float) -> None:
 
 
 @_compiled
-def _unpark(k: Kernel, row: int, before: int) -> int:
-    """Takes the first that waits in a row, or the one behind another, and returns it."""
-    request = k.parked_head[row] if before == NOBODY else k.link[before]
-    if before == NOBODY:
-        k.parked_head[row] = k.link[request]
-    else:
-        k.link[before] = k.link[request]
-    if k.parked_tail[row] == request:
-        k.parked_tail[row] = before
+def _unpark(k: Kernel, row: int) -> int:
+    """Takes the first that waits in a row out, and returns it."""
+    request = k.parked_head[row]
+    k.parked_head[row] = k.link[request]
     k.counts[PARKED] -= 1
     return int(request)
 
@@ -766,7 +742,7 @@ def _first_expiry_s(k: Kernel, bounds: GatewayBounds) -> float:
 @_compiled
 def _expire_oldest(k: Kernel, now_s: float) -> None:
     row = BEGUN if _waits_since_s(k, BEGUN) <= _waits_since_s(k, NEW) else NEW
-    request = _unpark(k, row, NOBODY)
+    request = _unpark(k, row)
     k.status[request] = FAILED
     if k.left[request] < k.output_tokens[request]:
         k.stall_s[request] += now_s - k.arrival_s[request]

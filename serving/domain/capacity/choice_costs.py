@@ -30,8 +30,6 @@ SAME_TOKENS = 64
 # where each chose the least (docs/results/dispatch.md).
 DRAWN_FROM = 8
 AS_GOOD_TOKENS = 1024
-# So many may wait for an engine that has no room for a moment, and be overtaken meanwhile.
-MOST_AWAITING = 64
 
 _Amount = TypeVar("_Amount", int, NDArray[np.int64])
 

@@ -7,7 +7,6 @@ Does not own a request that has an engine (`dispatcher`), nor the choice of one 
 import asyncio
 from typing import Protocol
 
-from serving.domain.capacity.choice_costs import MOST_AWAITING
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.usage.tenant_shares import TenantShares, work_of
 from serving.gateway.dispatch.admission import AdmissionQueue
@@ -26,6 +25,8 @@ from serving.gateway.telemetry.request_story import Because, EngineChoice
 # So many of those that wait first are looked at for one that an engine has room for: the others
 # would overtake too many.
 _MAX_PASSED = 16
+# So many may wait for an engine that has more of them cached, and be overtaken meanwhile.
+_MOST_AWAITING = 64
 _MOST_SHUT = 16  # lines that are passed over, because what is left is kept for others
 
 
@@ -183,7 +184,7 @@ class RequestLine:
                 continue
             passed.add(request.request_id)
             num_passed += not (request.needs_isolation or route.awaited_id)
-            is_enough = num_passed >= _MAX_PASSED or len(passed) >= MOST_AWAITING
+            is_enough = num_passed >= _MAX_PASSED or len(passed) >= _MOST_AWAITING
             if not route.is_open_to_others or is_enough:
                 break
         self._owner.make_way(self._waiting.num_before_batch)

@@ -84,7 +84,6 @@ class StepByStep:
         self.next_line = len(requests)
         self.num_lines = 0
         self.waiting: list[int] = []
-        self.num_awaited = 0  # decisions to wait for an engine without room
         self.first_s = np.full(len(self.output_tokens), np.nan)
         self.last_s = self.first_s.copy()
 
@@ -115,13 +114,10 @@ class StepByStep:
         """Gives those that wait to engines, in their order, as far as there is room."""
         for request in list(self.waiting):
             route = self._choice(request)
-            if route.engine_id is not None:
-                self.waiting.remove(request)
-                self._put(request, int(route.engine_id), now_s)
-            elif route.awaited_id is None:
+            if route.engine_id is None:
                 return
-            else:
-                self.num_awaited += 1
+            self.waiting.remove(request)
+            self._put(request, int(route.engine_id), now_s)
 
     def _choice(self, request: int) -> Route:
         engines = self.engines

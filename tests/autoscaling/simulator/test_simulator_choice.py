@@ -59,10 +59,7 @@ def test_choice_is_the_gateways(
     rows = {engine_id: row for row, engine_id in enumerate(columns.engine_ids)}
     route = choose_engine(columns, rows, Wish(need, number=number))
     chosen = kernel.choose(state, bounds_of(FOREVER), 0, number)
-    if route.engine_id is not None:
-        assert chosen == int(route.engine_id)
-    else:
-        assert chosen == (kernel.NOBODY if route.awaited_id is None else kernel.AWAITED)
+    assert chosen == (kernel.NOBODY if route.engine_id is None else int(route.engine_id))
 
 
 def test_numbers_of_requests_are_spread_over_all_that_the_gateways_are() -> None:

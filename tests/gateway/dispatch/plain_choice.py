@@ -110,7 +110,9 @@ def plainly(
     least_left = min(each.left(need, spread_tokens) for each in good)
     good = [each for each in good if each.left(need, spread_tokens) == least_left]
     best = good[number % len(good)]
-    soon = [engine for engine in candidates if engine.has_full_line]
+    most_left = min(each.left(need, spread_tokens) for each in among)
+    full = [engine for engine in candidates if engine.has_full_line]
+    soon = [engine for engine in full if engine.left(need, spread_tokens) < most_left]
     if soon:
         least, soonest = (
             min(each.cost(need, spread_tokens) for each in engines) for engines in (among, soon)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -202,6 +203,15 @@ def test_beginning_that_is_to_spread_goes_where_least_is_to_do() -> None:
     assert route.first_token_cost >= 1100, "there it has to be computed all the same"
     full = Engine("b", 1, 1, kv_tokens=1000, num_cached=0)
     assert chosen([has_it, full], need, spread_tokens=1024).engine_id == "a"
+
+
+def test_nobody_waits_for_an_engine_that_has_no_more_of_it_cached_and_no_room() -> None:
+    """New engines have few sequences: all would wait for their lines, and the others have room."""
+    old = Engine("a", 60, num_cached=0)
+    new = Engine("b", 2, backlog_tokens=9000, has_place=False, has_full_line=True, num_cached=0)
+    assert chosen([old, new], Need(1000, 300)).engine_id == "a"
+    has_it = replace(new, num_cached=900)
+    assert chosen([old, has_it], Need(1000, 300)).awaited_id == "b"
 
 
 def test_requests_of_many_gateways_do_not_all_go_to_one_of_many_engines() -> None:

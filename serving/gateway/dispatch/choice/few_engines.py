@@ -128,7 +128,7 @@ class ConnectedEngines:
 class _Costs:
     """What a request takes on an engine."""
 
-    __slots__ = ("engine", "to_first", "total", "uncached")
+    __slots__ = ("engine", "left", "to_first", "total", "uncached")
 
     def __init__(self, engine: EngineView, wish: Wish) -> None:
         need = wish.need
@@ -142,6 +142,7 @@ class _Costs:
         if wish.spread_tokens:
             uncached = min(uncached, max(1, need.num_tokens - wish.spread_tokens))
             to_first = first_token_cost(line_tokens, count, uncached)
+        self.left = uncached
         self.total = whole_cost(to_first, count, uncached, need.num_expected)
 
     @property
@@ -181,7 +182,9 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
             return Route.wait(reason, is_open_to_others=True, is_kept=True)
         has_place = any(each.has_place for each in candidates)
         return Route.wait("no engine has room for it", is_open_to_others=has_place)
-    if soon := [each for each in costs if each.engine.has_full_line]:
+    least_left = min(each.left for each in with_room)
+    full = [each for each in costs if each.engine.has_full_line]
+    if soon := [each for each in full if each.left < least_left]:
         least = min(each.total for each in with_room)
         if min(each.total for each in soon) + SAME_TOKENS < least:
             return Route.wait_for(_best(soon).engine.engine_id)

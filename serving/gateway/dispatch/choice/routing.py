@@ -195,8 +195,8 @@ class Wish:
 def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> Route:
     """Chooses, of the engines with room, the one on which the request takes least.
 
-    `rows` has the places of engines in the columns. Where it takes less on one that has room only
-    soon, with the line there, it waits for that.
+    `rows` has the places of engines in the columns. Where it takes less on one that has more of it
+    cached and has room only soon, with the line there, it waits for that.
 
     Among equals it is the one with the fewest requests in flight, then the least used so far; of
     many engines any that is as good. An
@@ -235,7 +235,9 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
         left = np.minimum(uncached, max(1, need.num_tokens - wish.spread_tokens))
         costs = whole_cost(first_token_cost(line, count, left), count, left, num_expected)
     compared = np.flatnonzero(with_room)
-    soon = np.flatnonzero(candidates & columns.has_full_line)
+    # Not for fewer sequences alone: new engines have few, and all would wait for their lines.
+    has_more = left < left[compared].min()
+    soon = np.flatnonzero(candidates & columns.has_full_line & has_more)
     if len(soon) and costs[soon].min() + SAME_TOKENS < costs[compared].min():
         return Route.wait_for(columns.engine_ids[_least(columns, costs, soon)])
     best = _best(columns, costs, left, compared, wish.number)
