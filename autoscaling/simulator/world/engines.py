@@ -127,6 +127,7 @@ class Engines:
             allowed_s[:] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
         self._num_requests = len(requests)
         most_seqs = max(each.max_num_seqs for each in (profile, *others))
+        # Tests look at it, and set it, as no run would come to it.
         self.state = _empty(requests, allowed_s, most_seqs, batches)
         self._free = list(range(_FEWEST_SLOTS))[::-1]
 

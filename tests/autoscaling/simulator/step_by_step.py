@@ -70,10 +70,7 @@ class StepByStep:
         lines: Requests = NO_LINES,
         num_at_once: int = 0,
         others: Sequence[CapacityProfile] = (),
-        num_expected: int = 0,
     ) -> None:
-        """Takes how many tokens the gateway expects of each answer, if it knows."""
-        self.num_expected = num_expected
         self.requests = requests
         self.input_tokens = np.concatenate([requests.input_tokens, lines.input_tokens])
         self.output_tokens = np.concatenate([requests.output_tokens, lines.output_tokens])
@@ -132,7 +129,7 @@ class StepByStep:
             columns.has_place[row] = engine.has_place
             has_sequence = engine.in_flight < engine.law.max_num_seqs
             columns.has_full_line[row] = has_sequence and not engine.has_place
-        need = Need(int(self.input_tokens[request]), self.num_expected)
+        need = Need(int(self.input_tokens[request]))
         rows = {engine_id: row for row, engine_id in enumerate(ids)}
         return choose_engine(columns, rows, Wish(need, number=kernel.number_of(request)))
 

@@ -60,7 +60,6 @@ class PacedFleet:
         self._on = {engine_id: set[str]() for engine_id in self._batches}
         self._num_dispatched = dict.fromkeys(self._batches, 0)
         self._waiting: deque[PacedSequence] = deque()
-        self.num_waited = 0
 
     def due_at_s(self) -> float:
         dues = (batch.due_at_s for batch in self._batches.values())
@@ -70,7 +69,6 @@ class PacedFleet:
         sequence = PacedSequence(str(number), 0, 0, output_tokens, input_tokens, is_poisoned=False)
         self._waiting.append(sequence)
         self._serve(now_s)
-        self.num_waited += sequence in self._waiting
 
     def _serve(self, now_s: float) -> None:
         while self._waiting:

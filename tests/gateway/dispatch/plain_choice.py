@@ -105,23 +105,22 @@ def plainly(
     if not room:
         has_place = any(engine.has_place for engine in candidates)
         return Route.wait("no engine has room for it", is_open_to_others=has_place)
-    among = open_room
-    good = as_good(among, need, spread_tokens)
+    good = as_good(open_room, need, spread_tokens)
     least_left = min(each.left(need, spread_tokens) for each in good)
     good = [each for each in good if each.left(need, spread_tokens) == least_left]
     best = good[number % len(good)]
-    most_left = min(each.left(need, spread_tokens) for each in among)
+    least_left = min(each.left(need, spread_tokens) for each in open_room)
     full = [engine for engine in candidates if engine.has_full_line]
-    soon = [engine for engine in full if engine.left(need, spread_tokens) < most_left]
+    soon = [engine for engine in full if engine.left(need, spread_tokens) < least_left]
     if soon:
         least, soonest = (
-            min(each.cost(need, spread_tokens) for each in engines) for engines in (among, soon)
+            min(each.cost(need, spread_tokens) for each in engines) for engines in (open_room, soon)
         )
         if soonest + SAME_TOKENS < least:
             better = min(soon, key=lambda engine: engine.rank(need, spread_tokens))
             return Route.wait_for(better.engine_id)
     cost = best.first_token_cost(best.uncached(need))
-    return Route.to(best.engine_id, because(among, best, need, spread_tokens), cost)
+    return Route.to(best.engine_id, because(open_room, best, need, spread_tokens), cost)
 
 
 def because(among: list[Engine], best: Engine, need: Need, spread_tokens: int) -> Because:

@@ -207,9 +207,7 @@ def test_a_flood_waits_in_its_own_line(kind: str) -> None:
     """Steps are longer beside it, and so are the first tokens of all; nobody waits in its line."""
     others, flood = beside_a_flood(kind, 500)
     assert quantile(others, 0.5) < 0.1
-    assert quantile(others, 0.9) < 0.15
-    # The two slowest: 0.13 to 0.42 s in five runs each of several builds.
-    assert quantile(others, 0.99) < 0.5
+    assert quantile(others, 0.99) < 0.2
     assert quantile(flood, 0.5) > 10.0
 
 

@@ -183,8 +183,7 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
         has_place = any(each.has_place for each in candidates)
         return Route.wait("no engine has room for it", is_open_to_others=has_place)
     least_left = min(each.left for each in with_room)
-    full = [each for each in costs if each.engine.has_full_line]
-    if soon := [each for each in full if each.left < least_left]:
+    if soon := [each for each in costs if each.engine.has_full_line and each.left < least_left]:
         least = min(each.total for each in with_room)
         if min(each.total for each in soon) + SAME_TOKENS < least:
             return Route.wait_for(_best(soon).engine.engine_id)

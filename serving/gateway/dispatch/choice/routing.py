@@ -199,10 +199,10 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     cached and has room only soon, with the line there, it waits for that.
 
     Among equals it is the one with the fewest requests in flight, then the least used so far; of
-    many engines any that is as good. An
-    engine that drains is chosen only where there is no other and it is not leaving yet: the request
-    has been admitted already, and has nowhere else to go. A request that needs isolation never
-    joins another isolated one. One that stands still gets nothing while another engine may.
+    many engines any that is as good. An engine that drains is chosen only where there is no other
+    and it is not leaving yet: the request has been admitted already, and has nowhere else to go. A
+    request that needs isolation never joins another isolated one. One that stands still gets
+    nothing while another engine may.
     """
     candidates = ~columns.is_draining
     if not candidates.any():
@@ -235,11 +235,12 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
         left = np.minimum(uncached, max(1, need.num_tokens - wish.spread_tokens))
         costs = whole_cost(first_token_cost(line, count, left), count, left, num_expected)
     compared = np.flatnonzero(with_room)
-    # Not for fewer sequences alone: new engines have few, and all would wait for their lines.
-    has_more = left < left[compared].min()
-    soon = np.flatnonzero(candidates & columns.has_full_line & has_more)
-    if len(soon) and costs[soon].min() + SAME_TOKENS < costs[compared].min():
-        return Route.wait_for(columns.engine_ids[_least(columns, costs, soon)])
+    is_soon = candidates & columns.has_full_line
+    if is_soon.any():
+        # Not for fewer sequences alone: new engines have few, and all would wait for their lines.
+        soon = np.flatnonzero(is_soon & (left < left[compared].min()))
+        if len(soon) and costs[soon].min() + SAME_TOKENS < costs[compared].min():
+            return Route.wait_for(columns.engine_ids[_least(columns, costs, soon)])
     best = _best(columns, costs, left, compared, wish.number)
     if len(compared) == 1:
         because = Because.ONLY_ONE
