@@ -76,7 +76,11 @@ _MASK = (1 << _SHIFT) - 1
 
 
 def _compiled(function: _Function) -> _Function:
-    """Compiles at the first call, and keeps the result beside the source for the next process."""
+    """Compiles at the first call, and keeps the result beside the source for the next process.
+
+    What is kept is compiled anew when its own file changes, and not when that of what it calls
+    does: so all of it is in this file, and constants of others come in as arguments.
+    """
     return cast(_Function, njit(cache=True)(function))
 
 
