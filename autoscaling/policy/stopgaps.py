@@ -70,7 +70,8 @@ class _Coming:
         options: Sequence[ClassOption],
         planned: Mapping[str, int],
     ) -> None:
-        self._now_s, self._fleet, self._classes = now_s, fleet, classes
+        self._now_s, self._classes = now_s, classes
+        self._slices = {name: fleet.of_class(name) for name in planned}
         self._weights = {each.name: each.weight for each in options}
         self._planned = planned
         leads_s = (classes[name].lead_s for name, count in planned.items() if count)
@@ -88,7 +89,7 @@ class _Coming:
 
     def num_beyond(self, name: str) -> int:
         """The slices of a class that are there or on their way, beyond the planned ones."""
-        slices = self._fleet.of_class(name)
+        slices = self._slices[name]
         num_there = sum(each.state != SliceState.DRAINING for each in slices)
         return max(0, num_there - self._planned[name])
 
@@ -96,7 +97,7 @@ class _Coming:
         """In how long the last of the class will be ready that is on its way; 0: all are."""
         etas_s = (
             self._classes[name].eta_s(each)
-            for each in self._fleet.of_class(name)
+            for each in self._slices[name]
             if each.state not in (SliceState.DRAINING, SliceState.READY)
         )
         return max(0.0, max(etas_s, default=0.0) - self._now_s)
@@ -117,7 +118,7 @@ class _Coming:
             if name in self.asked:
                 count += self.asked[name].count
             if not (history.is_healthy(self._now_s) and history.lead_s <= within_s):
-                slices = self._fleet.of_class(name)
-                count = min(count, history.num_there(slices, self._now_s, within_s))
+                there = history.num_there(self._slices[name], self._now_s, within_s)
+                count = min(count, there)
             total += count * self._weights[name]
         return total

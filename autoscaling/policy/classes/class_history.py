@@ -8,7 +8,7 @@ has passed, longer after each episode of failures. Deterministic: time comes in.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.policy.classes.backoff import Backoff
@@ -39,14 +39,36 @@ class _Observed:
     requested_at_s: float
 
 
+class _Durations:
+    """The last times that something took; what is typical is asked far more often than told."""
+
+    def __init__(self, took_s: Iterable[float] = ()) -> None:
+        self.kept_s = deque(took_s, maxlen=_SAMPLES_KEPT)
+        self._typical_s = self._ninth_of_ten()
+
+    def add(self, took_s: float) -> None:
+        self.kept_s.append(took_s)
+        self._typical_s = self._ninth_of_ten()
+
+    def typical_s(self, prior_s: float) -> float:
+        """The time that nine of ten do not exceed; the prior one with too few."""
+        return prior_s if self._typical_s is None else self._typical_s
+
+    def _ninth_of_ten(self) -> float | None:
+        if len(self.kept_s) < _SAMPLES_NEEDED:
+            return None
+        ordered = sorted(self.kept_s)
+        return ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+
+
 @dataclass(slots=True)
 class ClassHistory:
     """The memory of one class. Call `observe` before asking it anything about now."""
 
     terms: ComputeClass
     rules: Rules
-    _provisioning_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
-    _load_s: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES_KEPT))
+    _provisioning: _Durations = field(default_factory=_Durations)
+    _loads: _Durations = field(default_factory=_Durations)
     _observed: dict[str, _Observed] = field(default_factory=dict)
     _held_hours: float = 0.0
     _had_hours: float = 0.0
@@ -69,13 +91,13 @@ class ClassHistory:
         history = cls(
             terms,
             rules,
+            _Durations(record.provisioning_s),
+            _Durations(record.load_s),
             _held_hours=record.held_hours,
             _had_hours=record.had_hours,
             _num_losses=record.num_losses,
             _num_outages=record.num_outages,
         )
-        history._provisioning_s.extend(record.provisioning_s)
-        history._load_s.extend(record.load_s)
         history._backoff = Backoff.from_record(rules, record.backoff)
         return history
 
@@ -83,8 +105,8 @@ class ClassHistory:
         """Returns what was learned. What is seen at every look is not part of it."""
         return ClassRecord(
             # Clocks of two hosts may differ by more than a slice took.
-            provisioning_s=tuple(max(0.0, each) for each in self._provisioning_s),
-            load_s=tuple(max(0.0, each) for each in self._load_s),
+            provisioning_s=tuple(max(0.0, each) for each in self._provisioning.kept_s),
+            load_s=tuple(max(0.0, each) for each in self._loads.kept_s),
             held_hours=self._held_hours,
             had_hours=self._had_hours,
             num_losses=self._num_losses,
@@ -145,12 +167,12 @@ class ClassHistory:
     @property
     def provisioning_s(self) -> float:
         """The time from order to existence that nine of ten slices do not exceed."""
-        return _typical(self._provisioning_s, self.terms.provisioning_s)
+        return self._provisioning.typical_s(self.terms.provisioning_s)
 
     @property
     def load_s(self) -> float:
         """The time until an engine is ready on a slice that nine of ten engines do not exceed."""
-        return _typical(self._load_s, self.terms.load_s)
+        return self._loads.typical_s(self.terms.load_s)
 
     @property
     def lead_s(self) -> float:
@@ -204,11 +226,13 @@ class ClassHistory:
 
         An order that is overdue, or made of a class that backs off, is not expected.
         """
+        is_healthy = self.is_healthy(now_s)
 
         def comes(each: SliceView) -> bool:
-            if each.state in WAITING and (not self.is_healthy(now_s) or self.eta_s(each) < now_s):
+            eta_s = self.eta_s(each)
+            if each.state in WAITING and (not is_healthy or eta_s < now_s):
                 return False
-            return self.eta_s(each) <= now_s + within_s
+            return eta_s <= now_s + within_s
 
         return sum(
             1
@@ -241,14 +265,14 @@ class ClassHistory:
                     and each.state != SliceState.DRAINING
                     and each.requested_at_s >= self._room_since_s
                 ):
-                    self._provisioning_s.append(each.since_s - each.requested_at_s)
+                    self._provisioning.add(each.since_s - each.requested_at_s)
             if (
                 before is not None
                 and before.state in (SliceState.RESERVED, SliceState.PROBING, SliceState.LOADING)
                 and each.state == SliceState.READY
                 and not each.is_adopted
             ):
-                self._load_s.append(each.since_s - before.since_s)
+                self._loads.add(each.since_s - before.since_s)
         self._observed = observed
         return delivered
 
@@ -261,10 +285,3 @@ def _oldest_order_at_s(slices: Sequence[SliceView]) -> float | None:
         if each.state in WAITING and each.coming_since_s is None
     )
     return min(made_at_s, default=None)
-
-
-def _typical(samples: Sequence[float], prior: float) -> float:
-    if len(samples) < _SAMPLES_NEEDED:
-        return prior
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]

@@ -12,13 +12,14 @@ from serving.domain.slice_lifecycle import HELD_STATES, SliceState
 # A slice whose end was announced long before takes no requests in the last two minutes
 # (`serving.config.slice_settings.MAX_DRAIN_S`), and decisions are some seconds apart.
 _LEAVES_BEFORE_S = 130.0
+_STAYING = HELD_STATES - {SliceState.DRAINING}
 
 
 def is_ending(each: SliceView, now_s: float, within_s: float) -> bool:
     """Returns whether a slice is held, does not drain yet, and leaves within that time."""
     return (
-        each.state in HELD_STATES - {SliceState.DRAINING}
-        and each.expires_at_s is not None
+        each.expires_at_s is not None
+        and each.state in _STAYING
         and each.expires_at_s - _LEAVES_BEFORE_S - now_s < within_s
     )
 

@@ -5,12 +5,10 @@ Owns the kernel's arrays and the slots of its engines. Does not own when engines
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
@@ -22,6 +20,11 @@ from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 _FEWEST_SLOTS = 8
 # A gateway expects answers to be as long as those of so many seconds were, on average.
 _LENGTH_WINDOW_S = 30.0
+_DONE = ("computed", "emitted", "step", "busy_s")
+_LAW = (
+    *("base_s", "per_sequence_s", "per_prompt_token_s"),
+    *("max_num_seqs", "max_num_batched_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class Engines:
         """Adds an engine that takes requests, and returns its slot; `None`: one like most."""
         self.advance(now_s)
         if not self._free:
-            size = len(self.state.event_s)
+            size = len(self.state.engines)
             self.state = _grown(self.state)
             self._free = list(range(size, 2 * size))[::-1]
         slot = self._free.pop()
@@ -148,12 +151,9 @@ class Engines:
         return slot
 
     def _set_law(self, slot: int, profile: CapacityProfile) -> None:
-        state = self.state
-        state.base_s[slot] = profile.base_s
-        state.per_sequence_s[slot] = profile.per_sequence_s
-        state.per_prompt_token_s[slot] = profile.per_prompt_token_s
-        state.max_num_seqs[slot] = profile.max_num_seqs
-        state.max_num_batched_tokens[slot] = profile.max_num_batched_tokens
+        engine = self.state.engines[slot]
+        for name in _LAW:
+            engine[name] = getattr(profile, name)
 
     def drain(self, slot: int, now_s: float) -> None:
         """Sends the engine no more requests. What it has stays until `leave` or `close`."""
@@ -172,7 +172,7 @@ class Engines:
     def close(self, slot: int, now_s: float) -> None:
         """Removes the engine: what it still has moves, or waits at the gateway."""
         self.advance(now_s)
-        if self.state.route_at[slot] != kernel.NOBODY:
+        if self.state.engines["route_at"][slot] != kernel.NOBODY:
             kernel.stop_routing(self.state, slot)
         kernel.close_engine(self.state, self._bounds, slot, now_s)
         self._free.append(slot)
@@ -186,40 +186,41 @@ class Engines:
     def set_lines(self, batch: int, num_lines: int, now_s: float) -> None:
         """Sets how many lines of an open batch may be on engines at once."""
         self.advance(now_s)
-        self.state.batch_limit[batch] = num_lines
+        self.state.batches["limit"][batch] = num_lines
         kernel.give_lines(self.state, now_s)
 
     def end_batch(self, batch: int, now_s: float) -> None:
         """Gives up what has no engine. Lines that have one go on, as long as it does."""
         self.set_lines(batch, 0, now_s)
         state = self.state
-        line = state.batch_back[batch]
-        while line != kernel.NOBODY:
-            state.status[line] = kernel.FAILED
-            line = state.link[line]
-        state.batch_back[batch] = kernel.NOBODY
-        state.status[state.batch_next[batch] : state.batch_end[batch]] = kernel.FAILED
-        state.batch_next[batch] = state.batch_end[batch]
+        its = state.batches[batch]
+        for line in self._lines_back(batch):
+            state.requests["status"][line] = kernel.FAILED
+        its["back"] = kernel.NOBODY
+        state.requests["status"][its["next"] : its["end"]] = kernel.FAILED
+        its["next"] = its["end"]
         counts = state.counts
         while (first := counts[kernel.BATCHES_OVER]) < counts[kernel.BATCHES_KNOWN]:
-            if state.batch_limit[first]:
+            if state.batches["limit"][first]:
                 break
             counts[kernel.BATCHES_OVER] += 1
 
     def num_lines_on_engines(self, batch: int) -> int:
         """The number of a batch's lines that have an engine."""
-        return int(self.state.batch_on_engines[batch])
+        return int(self.state.batches["on_engines"][batch])
 
     def num_lines_left(self, batch: int) -> int:
         """The number of a batch's lines that have no end yet."""
-        state = self.state
-        num_back = 0
-        line = state.batch_back[batch]
+        its = self.state.batches[batch]
+        num_back = sum(1 for _ in self._lines_back(batch))
+        return int(its["end"] - its["next"]) + num_back + self.num_lines_on_engines(batch)
+
+    def _lines_back(self, batch: int) -> Iterator[int]:
+        """The lines of a batch that came back from an engine, and have none."""
+        line = self.state.batches["back"][batch]
         while line != kernel.NOBODY:
-            num_back += 1
-            line = state.link[line]
-        num_new = int(state.batch_end[batch] - state.batch_next[batch])
-        return num_new + num_back + self.num_lines_on_engines(batch)
+            yield line
+            line = self.state.requests["link"][line]
 
     def lines(self) -> LineSums:
         """Returns what there is of lines now."""
@@ -239,7 +240,7 @@ class Engines:
     @property
     def in_flight(self) -> list[int]:
         """The number of requests on each engine, by slot."""
-        counts: list[int] = self.state.in_flight.tolist()
+        counts: list[int] = self.state.engines["in_flight"].tolist()
         return counts
 
     def traffic(self, now_s: float) -> SimulatedTraffic:
@@ -262,10 +263,7 @@ class Engines:
             num_first_tokens=int(counts[kernel.FIRST_TOKENS]),
             num_late=int(counts[kernel.LATE]),
             work=EngineSums(
-                self.state.computed.copy(),
-                self.state.emitted.copy(),
-                self.state.step.copy(),
-                self.state.busy_s.copy(),
+                *(self.state.engines[name].copy() for name in _DONE),
             ),
         )
 
@@ -289,7 +287,8 @@ class Engines:
     def finish(self) -> Answers:
         """Lets every request end on the engines there are now, and returns how each ended."""
         self.advance(float("inf"))
-        self.state.stall_s[self.state.stall_s < 0] = 0
+        stall_s = self.state.requests["stall_s"]
+        stall_s[stall_s < 0] = 0
         return self._answers(slice(0, self._num_requests))
 
     def line_answers(self) -> Answers:
@@ -300,13 +299,14 @@ class Engines:
         return self._answers(slice(self._num_requests, None))
 
     def _answers(self, of: slice) -> Answers:
-        state, floor_s = self.state, np.float32(self._ttft_floor_s)
+        # Copies, so that the table of all requests goes with the engines.
+        ends, floor_s = self.state.requests[of], np.float32(self._ttft_floor_s)
         return Answers(
-            first_s=state.first_s[of] + floor_s,
-            last_s=state.last_s[of] + floor_s,
-            stall_s=state.stall_s[of],
-            moves=state.moves[of],
-            status=state.status[of],
+            first_s=ends["first_s"] + floor_s,
+            last_s=ends["last_s"] + floor_s,
+            stall_s=ends["stall_s"].copy(),
+            moves=ends["moves"].copy(),
+            status=ends["status"].copy(),
         )
 
 
@@ -332,34 +332,33 @@ def _empty(
     batches: Sequence[SimulatedBatch],
 ) -> kernel.Kernel:
     arrival_s, input_tokens, output_tokens = _with_lines(requests, batches)
-    num, num_batches = len(arrival_s), len(batches)
+    asked = np.zeros(len(arrival_s), kernel.REQUEST)
+    asked["arrival_s"] = arrival_s
+    asked["allowed_s"][: len(requests)] = allowed_s
+    asked["input_tokens"] = input_tokens
+    asked["output_tokens"] = asked["left"] = output_tokens
+    asked["link"] = kernel.NOBODY
+    asked["first_s"] = asked["last_s"] = np.nan
+    asked["status"] = kernel.PENDING
     sizes = np.array([len(each.lines) for each in batches], np.int32)
-    ends = len(requests) + np.cumsum(sizes, dtype=np.int32)
+    its = np.zeros(len(batches), kernel.BATCH)
+    its["end"] = len(requests) + np.cumsum(sizes, dtype=np.int32)
+    its["next"] = its["end"] - sizes
+    its["back"] = kernel.NOBODY
     counts = np.zeros(kernel.NUM_COUNTS, np.int64)
     counts[kernel.LINES_FROM] = len(requests)
+    slots = np.arange(_FEWEST_SLOTS, dtype=np.int32)
     return kernel.Kernel(
-        arrival_s=arrival_s,
-        allowed_s=allowed_s,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        left=output_tokens.copy(),
-        link=np.full(num, kernel.NOBODY, np.int32),
-        first_s=np.full(num, np.nan, np.float32),
-        last_s=np.full(num, np.nan, np.float32),
-        stall_s=np.zeros(num, np.float32),
-        parked_s=np.zeros(num, np.float32),
-        moves=np.zeros(num, np.int16),
-        status=np.full(num, kernel.PENDING, np.int8),
-        counts=counts,
+        requests=asked,
+        engines=_idle(slots),
+        batches=its,
+        batch_of=np.repeat(np.arange(len(batches), dtype=np.int32), sizes),
+        ends=np.zeros((len(slots), max_num_seqs), np.int64),
+        event_heap=slots,
+        routable=np.zeros_like(slots),
         parked_head=np.full(2, kernel.NOBODY, np.int32),
         parked_tail=np.full(2, kernel.NOBODY, np.int32),
-        batch_of=np.repeat(np.arange(num_batches, dtype=np.int32), sizes),
-        batch_next=ends - sizes,
-        batch_end=ends,
-        batch_back=np.full(num_batches, kernel.NOBODY, np.int32),
-        batch_limit=np.zeros(num_batches, np.int32),
-        batch_on_engines=np.zeros(num_batches, np.int32),
-        **_slots(0, _FEWEST_SLOTS, max_num_seqs),
+        counts=counts,
     )
 
 
@@ -379,45 +378,23 @@ def _with_lines(
     )
 
 
-# Any: arrays of several types, each as its field of `Kernel` states.
-def _slots(first: int, size: int, max_num_seqs: int) -> dict[str, npt.NDArray[Any]]:
-    """Returns the values of `Kernel` per slot, for `size` idle ones from `first` on."""
-    slots = np.arange(first, first + size, dtype=np.int32)
-    return {
-        "step": np.zeros(size, np.int64),
-        "anchor_s": np.zeros(size),
-        "step_s": np.zeros(size),
-        "event_s": np.full(size, np.inf),
-        "event_steps": np.zeros(size, np.int64),
-        "mode": np.full(size, kernel.IDLE, np.int8),
-        "running": np.zeros(size, np.int32),
-        "head": np.full(size, kernel.NOBODY, np.int32),
-        "tail": np.full(size, kernel.NOBODY, np.int32),
-        "head_done": np.zeros(size, np.int32),
-        "in_flight": np.zeros(size, np.int32),
-        "dispatched": np.zeros(size, np.int64),
-        "line_tokens": np.zeros(size, np.int64),
-        "leave_by_s": np.full(size, np.inf),
-        "ends": np.zeros((size, max_num_seqs), np.int64),
-        "event_heap": slots,
-        "event_at": slots.copy(),
-        "routable": np.zeros(size, np.int32),
-        "route_at": np.full(size, kernel.NOBODY, np.int32),
-        "emitted": np.zeros(size, np.int64),
-        "computed": np.zeros(size, np.int64),
-        "busy_s": np.zeros(size),
-        "base_s": np.zeros(size),
-        "per_sequence_s": np.zeros(size),
-        "per_prompt_token_s": np.zeros(size),
-        "max_num_seqs": np.zeros(size, np.int32),
-        "max_num_batched_tokens": np.zeros(size, np.int32),
-    }
+def _idle(slots: kernel.I32) -> kernel.Rows:
+    """Returns engines that have never opened, each at the place of its slot in the heap."""
+    engines = np.zeros(len(slots), kernel.ENGINE)
+    engines["event_s"] = engines["leave_by_s"] = np.inf
+    engines["mode"] = kernel.IDLE
+    engines["head"] = engines["tail"] = engines["route_at"] = kernel.NOBODY
+    engines["event_at"] = slots
+    return engines
 
 
 def _grown(state: kernel.Kernel) -> kernel.Kernel:
     """Doubles the slots. The new ones have no event: at the end of the heap they keep its order."""
-    size, max_num_seqs = state.ends.shape
-    fresh = _slots(size, size, max_num_seqs)
+    size = len(state.engines)
+    slots = np.arange(size, 2 * size, dtype=np.int32)
     return state._replace(
-        **{name: np.concatenate([getattr(state, name), added]) for name, added in fresh.items()}
+        engines=np.concatenate([state.engines, _idle(slots)]),
+        ends=np.concatenate([state.ends, np.zeros_like(state.ends)]),
+        event_heap=np.concatenate([state.event_heap, slots]),
+        routable=np.concatenate([state.routable, np.zeros_like(slots)]),
     )

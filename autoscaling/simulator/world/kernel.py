@@ -98,6 +98,68 @@ class GatewayBounds(NamedTuple):
     as_good_tokens: int
 
 
+# The rows of `Kernel`'s tables. They are few tables of wide rows, and not an array for each column,
+# because a compiled function copies a description of every array that it is given, at each call:
+# with fifty of them that was nine tenths of the time.
+REQUEST = np.dtype(
+    [
+        ("arrival_s", np.float64),
+        ("allowed_s", np.float32),
+        ("input_tokens", np.int32),
+        ("output_tokens", np.int32),
+        ("left", np.int32),
+        ("link", np.int32),
+        ("first_s", np.float32),
+        ("last_s", np.float32),
+        ("stall_s", np.float32),
+        ("parked_s", np.float32),
+        ("moves", np.int16),
+        ("status", np.int8),
+    ],
+    align=True,
+)
+ENGINE = np.dtype(
+    [
+        ("step", np.int64),
+        ("anchor_s", np.float64),
+        ("step_s", np.float64),
+        ("event_s", np.float64),
+        ("event_steps", np.int64),
+        ("line_tokens", np.int64),
+        ("dispatched", np.int64),
+        ("leave_by_s", np.float64),
+        ("emitted", np.int64),
+        ("computed", np.int64),
+        ("busy_s", np.float64),
+        ("base_s", np.float64),
+        ("per_sequence_s", np.float64),
+        ("per_prompt_token_s", np.float64),
+        ("max_num_seqs", np.int32),
+        ("max_num_batched_tokens", np.int32),
+        ("running", np.int32),
+        ("in_flight", np.int32),
+        ("head", np.int32),
+        ("tail", np.int32),
+        ("head_done", np.int32),
+        ("event_at", np.int32),
+        ("route_at", np.int32),
+        ("mode", np.int8),
+    ],
+    align=True,
+)
+BATCH = np.dtype(
+    [
+        ("next", np.int32),
+        ("end", np.int32),
+        ("back", np.int32),
+        ("limit", np.int32),
+        ("on_engines", np.int32),
+    ]
+)
+# Any: rows have their fields as attributes in compiled code only.
+Rows = npt.NDArray[Any]
+
+
 class Kernel(NamedTuple):
     """The whole state, changed in place.
 
@@ -114,59 +176,21 @@ class Kernel(NamedTuple):
     other. `emitted` output tokens and `computed`
     prompt tokens are sums since it opened, and so is `busy_s`, the time in its finished steps.
     `base_s` and the four after it are its law. Per line: `batch_of`. Per batch: the lines from
-    `batch_next` to `batch_end` have not begun, those that came back are linked from `batch_back`,
-    and of `batch_on_engines` there may be `batch_limit`. What waits at the gateway is linked from
+    `next` to `end` have not begun, those that came back are linked from `back`, and of `on_engines`
+    there may be `limit`. What waits at the gateway is linked from
     `parked_head` to `parked_tail`, in rows of its own for what has begun.
     """
 
-    arrival_s: F64
-    allowed_s: F32
-    input_tokens: I32
-    output_tokens: I32
-    left: I32
-    link: I32
-    first_s: F32
-    last_s: F32
-    stall_s: F32
-    parked_s: F32
-    moves: I16
-    status: I8
-    step: I64
-    anchor_s: F64
-    step_s: F64
-    event_s: F64
-    event_steps: I64
-    mode: I8
-    running: I32
-    head: I32
-    tail: I32
-    head_done: I32
-    in_flight: I32
-    dispatched: I64
-    line_tokens: I64
-    leave_by_s: F64
+    requests: Rows
+    engines: Rows
+    batches: Rows
+    batch_of: I32
     ends: I64
     event_heap: I32
-    event_at: I32
     routable: I32
-    route_at: I32
     parked_head: I32
     parked_tail: I32
     counts: I64
-    emitted: I64
-    computed: I64
-    busy_s: F64
-    base_s: F64
-    per_sequence_s: F64
-    per_prompt_token_s: F64
-    max_num_seqs: I32
-    max_num_batched_tokens: I32
-    batch_of: I32
-    batch_next: I32
-    batch_end: I32
-    batch_back: I32
-    batch_limit: I32
-    batch_on_engines: I32
 
 
 @_compiled
@@ -176,54 +200,60 @@ def advance(k: Kernel, bounds: GatewayBounds, until_s: float) -> None:
     num_requests = counts[LINES_FROM]
     while True:
         slot = k.event_heap[0]
-        engine_s = k.event_s[slot]
+        engine = k.engines[slot]
+        engine_s = engine.event_s
         arrived = counts[ARRIVED]
-        arrival_s = k.arrival_s[arrived] if arrived < num_requests else np.inf
+        arrival_s = k.requests[arrived].arrival_s if arrived < num_requests else np.inf
         expiry_s = _first_expiry_s(k, bounds) if counts[PARKED] else np.inf
         if min(engine_s, arrival_s, expiry_s) > until_s:
             return
         if engine_s <= arrival_s and engine_s <= expiry_s:
             if engine_s == np.inf:
                 return
-            k.step[slot] += k.event_steps[slot]
-            k.emitted[slot] += k.event_steps[slot] * k.running[slot]
-            k.busy_s[slot] += k.event_steps[slot] * k.step_s[slot]
+            engine.step += engine.event_steps
+            engine.emitted += engine.event_steps * engine.running
+            engine.busy_s += engine.event_steps * engine.step_s
             _begin_step(k, slot, engine_s)
-            if k.route_at[slot] == NOBODY or has_place(k, slot):
+            # Asked here already: calls are most of what a step costs.
+            is_wanted = counts[PARKED] or counts[LEAVING]
+            if is_wanted and (engine.route_at == NOBODY or has_place(k, slot)):
                 _use_room(k, bounds, engine_s)
-            give_lines(k, engine_s)
+            if counts[BATCHES_OVER] < counts[BATCHES_KNOWN]:
+                give_lines(k, engine_s)
         elif expiry_s <= arrival_s:
             _expire_oldest(k, expiry_s)
         else:
             counts[ARRIVED] += 1
-            counts[INPUT_TOKENS] += k.input_tokens[arrived]
+            counts[INPUT_TOKENS] += k.requests[arrived].input_tokens
             if counts[ROUTABLE] == 0 and counts[PARKED] >= bounds.max_waiting_requests:
-                k.status[arrived] = REFUSED
+                k.requests[arrived].status = REFUSED
             else:
                 _enter(k, bounds, arrived, arrival_s)
                 # Another engine may have the fewest now.
-                give_lines(k, arrival_s)
+                if counts[BATCHES_OVER] < counts[BATCHES_KNOWN]:
+                    give_lines(k, arrival_s)
 
 
 @_compiled
 def open_engine(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float) -> None:
     """Opens an empty engine. It takes requests from now on, at first those that wait."""
-    k.step[slot] = 0
-    k.emitted[slot] = 0
-    k.computed[slot] = 0
-    k.busy_s[slot] = 0.0
-    k.running[slot] = 0
-    k.head[slot] = NOBODY
-    k.head_done[slot] = 0
-    k.line_tokens[slot] = 0
-    k.in_flight[slot] = 0
-    k.dispatched[slot] = 0
-    k.leave_by_s[slot] = np.inf
-    k.mode[slot] = IDLE
+    engine = k.engines[slot]
+    engine.step = 0
+    engine.emitted = 0
+    engine.computed = 0
+    engine.busy_s = 0.0
+    engine.running = 0
+    engine.head = NOBODY
+    engine.head_done = 0
+    engine.line_tokens = 0
+    engine.in_flight = 0
+    engine.dispatched = 0
+    engine.leave_by_s = np.inf
+    engine.mode = IDLE
     place = k.counts[ROUTABLE]
     k.counts[ROUTABLE] += 1
     k.routable[place] = slot
-    k.route_at[slot] = place
+    engine.route_at = place
     _use_room(k, bounds, now_s)
     give_lines(k, now_s)
 
@@ -234,21 +264,23 @@ def give_lines(k: Kernel, now_s: float) -> None:
     if k.counts[PARKED]:
         return
     for batch in range(k.counts[BATCHES_OVER], k.counts[BATCHES_KNOWN]):
-        while k.batch_on_engines[batch] < k.batch_limit[batch]:
+        its = k.batches[batch]
+        while its.on_engines < its.limit:
             slot = _fewest_in_flight(k)
             if slot == NOBODY:
                 return
-            if k.head[slot] != NOBODY or k.in_flight[slot] >= k.max_num_seqs[slot]:
+            engine = k.engines[slot]
+            if engine.head != NOBODY or engine.in_flight >= engine.max_num_seqs:
                 return
-            line = k.batch_back[batch]
+            line = its.back
             if line != NOBODY:
-                k.batch_back[batch] = k.link[line]
-            elif k.batch_next[batch] < k.batch_end[batch]:
-                line = k.batch_next[batch]
-                k.batch_next[batch] += 1
+                its.back = k.requests[line].link
+            elif its.next < its.end:
+                line = its.next
+                its.next += 1
             else:
                 break
-            k.batch_on_engines[batch] += 1
+            its.on_engines += 1
             k.counts[LINES_ON_ENGINES] += 1
             _put(k, line, slot, now_s)
 
@@ -256,12 +288,13 @@ def give_lines(k: Kernel, now_s: float) -> None:
 @_compiled
 def stop_routing(k: Kernel, slot: int) -> None:
     """Sends the engine no more requests; what it has goes on."""
-    place = k.route_at[slot]
+    engine = k.engines[slot]
+    place = engine.route_at
     k.counts[ROUTABLE] -= 1
     moved = k.routable[k.counts[ROUTABLE]]
     k.routable[place] = moved
-    k.route_at[moved] = place
-    k.route_at[slot] = NOBODY
+    k.engines[moved].route_at = place
+    engine.route_at = NOBODY
 
 
 @_compiled
@@ -275,14 +308,15 @@ def leave(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s: fl
     if is_over or not k.counts[PARKED]:
         is_over = not _move_off(k, bounds, slot, now_s, until_s)
     if not is_over:
-        k.leave_by_s[slot] = until_s
+        k.engines[slot].leave_by_s = until_s
         k.counts[LEAVING] += 1
 
 
 @_compiled
 def _stop_leaving(k: Kernel, slot: int) -> None:
-    if k.leave_by_s[slot] < np.inf:
-        k.leave_by_s[slot] = np.inf
+    engine = k.engines[slot]
+    if engine.leave_by_s < np.inf:
+        engine.leave_by_s = np.inf
         k.counts[LEAVING] -= 1
 
 
@@ -300,8 +334,8 @@ def _use_room(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
     _serve(k, bounds, now_s)
     if k.counts[PARKED] or not k.counts[LEAVING]:
         return
-    for slot in range(k.leave_by_s.shape[0]):
-        until_s = k.leave_by_s[slot]
+    for slot in range(len(k.engines)):
+        until_s = k.engines[slot].leave_by_s
         if until_s < np.inf and not _move_off(k, bounds, slot, now_s, until_s):
             _stop_leaving(k, slot)
 
@@ -314,13 +348,14 @@ def _move_off(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s
     with the prompt; a step in progress is lost to those that go. Returns whether some are left that
     are to go.
     """
-    if k.in_flight[slot] == 0:
+    engine = k.engines[slot]
+    if engine.in_flight == 0:
         return False
     whole_steps = 0
-    if k.mode[slot] == DECODING:
-        whole_steps = int((now_s - k.anchor_s[slot]) / k.step_s[slot])
-        whole_steps = min(whole_steps, k.event_steps[slot] - 1)
-    done = k.step[slot] + whole_steps
+    if engine.mode == DECODING:
+        whole_steps = int((now_s - engine.anchor_s) / engine.step_s)
+        whole_steps = min(whole_steps, engine.event_steps - 1)
+    done = engine.step + whole_steps
     leaving = _unfinished(k, slot, done, now_s, until_s)
     first_line = np.searchsorted(leaving, k.counts[LINES_FROM])
     num_moved = first_line
@@ -332,7 +367,7 @@ def _move_off(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s
     first_kept = leaving[num_moved] if num_moved < first_line else k.counts[LINES_FROM]
     _take_from_queue(k, slot, first_kept)
     kept = 0
-    for place in range(k.running[slot]):
+    for place in range(engine.running):
         entry = k.ends[slot, place]
         to_give = (entry >> _SHIFT) - done
         request = entry & _MASK
@@ -343,21 +378,22 @@ def _move_off(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s
             _end_up(k, slot, kept - 1)
         else:
             _interrupt(k, slot, request, to_give, now_s)
-    k.in_flight[slot] -= num_moved + len(leaving) - first_line
-    k.running[slot] = kept
+    engine.in_flight -= num_moved + len(leaving) - first_line
+    engine.running = kept
     _go_on(k, slot, now_s, whole_steps)
     k.counts[ON_ENGINES] -= num_moved
     k.counts[MOVES] += num_moved
     for place in range(len(leaving) - 1, first_line - 1, -1):
         line = leaving[place]
-        batch = k.batch_of[line - k.counts[LINES_FROM]]
-        k.moves[line] += 1
-        k.link[line] = k.batch_back[batch]
-        k.batch_back[batch] = line
-        k.batch_on_engines[batch] -= 1
+        its = k.batches[k.batch_of[line - k.counts[LINES_FROM]]]
+        asked = k.requests[line]
+        asked.moves += 1
+        asked.link = its.back
+        its.back = line
+        its.on_engines -= 1
         k.counts[LINES_ON_ENGINES] -= 1
     for request in leaving[:num_moved]:
-        k.moves[request] += 1
+        k.requests[request].moves += 1
         _enter(k, bounds, request, now_s)
     give_lines(k, now_s)
     return bool(num_moved < first_line)
@@ -365,21 +401,23 @@ def _move_off(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float, until_s
 
 @_compiled
 def _pace_s(k: Kernel, slot: int) -> float:
-    return float(k.base_s[slot] + k.per_sequence_s[slot] * k.running[slot])
+    engine = k.engines[slot]
+    return float(engine.base_s + engine.per_sequence_s * engine.running)
 
 
 @_compiled
 def _unfinished(k: Kernel, slot: int, done: int, now_s: float, until_s: float) -> I32:
     """Returns what an engine has that will not have finished by then, in order of arrival."""
-    found = np.empty(k.in_flight[slot], np.int32)
+    engine = k.engines[slot]
+    found = np.empty(engine.in_flight, np.int32)
     count = 0
-    request = k.head[slot]
+    request = engine.head
     while request != NOBODY:
         found[count] = request
         count += 1
-        request = k.link[request]
+        request = k.requests[request].link
     pace_s = _pace_s(k, slot)
-    for place in range(k.running[slot]):
+    for place in range(engine.running):
         entry = k.ends[slot, place]
         if now_s + ((entry >> _SHIFT) - done) * pace_s > until_s:
             found[count] = entry & _MASK
@@ -394,9 +432,9 @@ def _num_fitting(k: Kernel, requests: I32) -> int:
     places = np.empty(num, np.int64)
     tokens = np.empty(num, np.int64)
     for at in range(num):
-        slot = k.routable[at]
-        places[at] = k.max_num_seqs[slot] - k.in_flight[slot]
-        tokens[at] = k.max_num_batched_tokens[slot] - k.line_tokens[slot]
+        engine = k.engines[k.routable[at]]
+        places[at] = engine.max_num_seqs - engine.in_flight
+        tokens[at] = engine.max_num_batched_tokens - engine.line_tokens
     count = 0
     at = 0
     for request in requests:
@@ -413,53 +451,57 @@ def _num_fitting(k: Kernel, requests: I32) -> int:
 @_compiled
 def _take_from_queue(k: Kernel, slot: int, first_kept: int) -> None:
     """Takes what goes out of an engine's queue: lines, and requests before `first_kept`."""
-    request, last = k.head[slot], NOBODY
+    engine = k.engines[slot]
+    request, last = engine.head, NOBODY
     is_first = True
     while request != NOBODY:
-        following = k.link[request]
+        following = k.requests[request].link
         if first_kept <= request < k.counts[LINES_FROM]:
             if last == NOBODY:
-                k.head[slot] = request
+                engine.head = request
             else:
-                k.link[last] = request
+                k.requests[last].link = request
             last = request
         else:
-            k.line_tokens[slot] -= _needed(k, request)
+            engine.line_tokens -= _needed(k, request)
             if is_first:
-                k.line_tokens[slot] += k.head_done[slot]
-                k.head_done[slot] = 0
+                engine.line_tokens += engine.head_done
+                engine.head_done = 0
         is_first = False
         request = following
     if last == NOBODY:
-        k.head[slot] = NOBODY
+        engine.head = NOBODY
     else:
-        k.link[last] = NOBODY
-        k.tail[slot] = last
+        k.requests[last].link = NOBODY
+        engine.tail = last
 
 
 @_compiled
 def _go_on(k: Kernel, slot: int, now_s: float, whole_steps: int) -> None:
     """Has an engine go on with what is left on it, in the step under way."""
-    if k.mode[slot] == DECODING and k.running[slot]:
-        k.event_steps[slot] = whole_steps + 1
-        _set_event(k, slot, k.anchor_s[slot] + (whole_steps + 1) * k.step_s[slot])
-    elif k.in_flight[slot] == 0:
-        k.mode[slot] = IDLE
+    engine = k.engines[slot]
+    if engine.mode == DECODING and engine.running:
+        engine.event_steps = whole_steps + 1
+        _set_event(k, slot, engine.anchor_s + (whole_steps + 1) * engine.step_s)
+    elif engine.in_flight == 0:
+        engine.mode = IDLE
         _set_event(k, slot, np.inf)
-    elif k.mode[slot] == DECODING:
+    elif engine.mode == DECODING:
         _begin_step(k, slot, now_s)
 
 
 @_compiled
 def _interrupt(k: Kernel, slot: int, request: int, to_give: int, now_s: float) -> None:
-    is_in_first_step = k.mode[slot] == MIXED and to_give == k.left[request]
+    engine = k.engines[slot]
+    asked = k.requests[request]
+    is_in_first_step = engine.mode == MIXED and to_give == asked.left
     # What was noted ahead for the end of the step that is now lost is taken back.
-    stopped_s = k.event_s[slot] if is_in_first_step else now_s
-    k.left[request] = to_give
-    if to_give == k.output_tokens[request]:
-        k.first_s[request] = np.nan
+    stopped_s = engine.event_s if is_in_first_step else now_s
+    asked.left = to_give
+    if to_give == asked.output_tokens:
+        asked.first_s = np.nan
     else:
-        k.stall_s[request] -= stopped_s - k.arrival_s[request]
+        asked.stall_s -= stopped_s - asked.arrival_s
 
 
 @_compiled
@@ -501,8 +543,9 @@ def number_of(request: int) -> int:
 @_compiled
 def has_place(k: Kernel, slot: int) -> bool:
     """Returns whether an engine takes another request, by its sequences and its line."""
-    has_line = k.line_tokens[slot] >= k.max_num_batched_tokens[slot]
-    return bool(k.in_flight[slot] < k.max_num_seqs[slot] and not has_line)
+    engine = k.engines[slot]
+    has_line = engine.line_tokens >= engine.max_num_batched_tokens
+    return bool(engine.in_flight < engine.max_num_seqs and not has_line)
 
 
 @_compiled
@@ -512,8 +555,9 @@ def choose(k: Kernel, bounds: GatewayBounds, request: int, number: int) -> int:
     `NOBODY` if none has a place. Of many engines it is any that is as good, another one for each
     `number`.
     """
+    asked = k.requests[request]
     tokens = _needed(k, request)
-    given = k.output_tokens[request] - k.left[request]
+    given = asked.output_tokens - asked.left
     expected = max(0, k.counts[EXPECTED_TOKENS] - given)
     costs = np.empty(k.counts[ROUTABLE], np.int64)
     least, num = _NEVER, 0
@@ -538,7 +582,8 @@ def _least_of(k: Kernel, bounds: GatewayBounds, costs: I64) -> int:
     for at in range(len(costs)):
         if costs[at] < _NEVER:
             slot = k.routable[at]
-            rank = costs[at] // bounds.same_tokens, k.in_flight[slot], k.dispatched[slot], slot
+            engine = k.engines[slot]
+            rank = costs[at] // bounds.same_tokens, engine.in_flight, engine.dispatched, slot
             if rank < its:
                 best, its = slot, rank
     return int(best)
@@ -559,8 +604,9 @@ def _drawn_from(k: Kernel, costs: I64, below: int, number: int) -> int:
 @_compiled
 def _cost(k: Kernel, bounds: GatewayBounds, slot: int, tokens: int, expected: int) -> int:
     """Returns what `choice_costs.whole_cost` does of a request on an engine."""
-    count = k.in_flight[slot]
-    line = k.line_tokens[slot] + tokens
+    engine = k.engines[slot]
+    count = engine.in_flight
+    line = engine.line_tokens + tokens
     num_steps = -(-line // bounds.most_in_step)
     to_first = line + num_steps * (bounds.step_tokens + bounds.sequence_tokens * count)
     return int(to_first + bounds.for_others * tokens + expected * bounds.sequence_tokens * count)
@@ -569,112 +615,113 @@ def _cost(k: Kernel, bounds: GatewayBounds, slot: int, tokens: int, expected: in
 @_compiled
 def _fewest_in_flight(k: Kernel) -> int:
     """Returns the engine with the fewest requests, of those that take some, or nobody."""
-    best = NOBODY
+    best, its = NOBODY, (_NEVER, 0, 0)
     for at in range(k.counts[ROUTABLE]):
         slot = k.routable[at]
-        if best == NOBODY or (k.in_flight[slot], k.dispatched[slot], slot) < (
-            k.in_flight[best],
-            k.dispatched[best],
-            best,
-        ):
-            best = slot
+        engine = k.engines[slot]
+        rank = engine.in_flight, engine.dispatched, slot
+        if rank < its:
+            best, its = slot, rank
     return int(best)
 
 
 @_compiled
 def _needed(k: Kernel, request: int) -> int:
     """Returns the tokens that an engine has to compute before the request's next one."""
-    return int(k.input_tokens[request] + k.output_tokens[request] - k.left[request])
+    asked = k.requests[request]
+    return int(asked.input_tokens + asked.output_tokens - asked.left)
 
 
 @_compiled
 def _put(k: Kernel, request: int, slot: int, now_s: float) -> None:
     """Puts a request in line at an engine."""
-    k.link[request] = NOBODY
-    if k.head[slot] == NOBODY:
-        k.head[slot] = request
+    engine = k.engines[slot]
+    k.requests[request].link = NOBODY
+    if engine.head == NOBODY:
+        engine.head = request
     else:
-        k.link[k.tail[slot]] = request
-    k.tail[slot] = request
-    k.line_tokens[slot] += _needed(k, request)
-    k.in_flight[slot] += 1
-    k.dispatched[slot] += 1
-    if k.mode[slot] == IDLE:
+        k.requests[engine.tail].link = request
+    engine.tail = request
+    engine.line_tokens += _needed(k, request)
+    engine.in_flight += 1
+    engine.dispatched += 1
+    if engine.mode == IDLE:
         _begin_step(k, slot, now_s)
-    elif k.mode[slot] == DECODING and k.running[slot] < min(
-        k.max_num_seqs[slot], k.max_num_batched_tokens[slot]
+    elif engine.mode == DECODING and engine.running < min(
+        engine.max_num_seqs, engine.max_num_batched_tokens
     ):
-        steps = max(1, int(np.ceil((now_s - k.anchor_s[slot]) / k.step_s[slot])))
-        if steps < k.event_steps[slot]:
-            k.event_steps[slot] = steps
-            _set_event(k, slot, k.anchor_s[slot] + steps * k.step_s[slot])
+        steps = max(1, int(np.ceil((now_s - engine.anchor_s) / engine.step_s)))
+        if steps < engine.event_steps:
+            engine.event_steps = steps
+            _set_event(k, slot, engine.anchor_s + steps * engine.step_s)
 
 
 @_compiled
 def _begin_step(k: Kernel, slot: int, now_s: float) -> None:
-    step = k.step[slot]
+    engine = k.engines[slot]
+    step = engine.step
     running = _finish_ended(k, slot, step, now_s)
-    budget = k.max_num_batched_tokens[slot] - running
+    budget = engine.max_num_batched_tokens - running
     prompt_tokens = 0
-    first_taken = k.head[slot]
+    first_taken = engine.head
     num_taken = 0
-    while k.head[slot] != NOBODY and running < k.max_num_seqs[slot] and budget > 0:
-        request = k.head[slot]
-        needed = _needed(k, request) - k.head_done[slot]
+    while engine.head != NOBODY and running < engine.max_num_seqs and budget > 0:
+        request = engine.head
+        needed = _needed(k, request) - engine.head_done
         chunk = min(needed, budget)
         prompt_tokens += chunk
         budget -= chunk
         if chunk < needed:
-            k.head_done[slot] += chunk
+            engine.head_done += chunk
             break
-        k.head_done[slot] = 0
-        k.head[slot] = k.link[request]
+        engine.head_done = 0
+        engine.head = k.requests[request].link
         num_taken += 1
-        k.ends[slot, running] = ((step + k.left[request]) << _SHIFT) | request
+        k.ends[slot, running] = ((step + k.requests[request].left) << _SHIFT) | request
         _end_up(k, slot, running)
         running += 1
-    k.running[slot] = running
-    k.line_tokens[slot] -= prompt_tokens
-    k.computed[slot] += prompt_tokens
-    k.anchor_s[slot] = now_s
+    engine.running = running
+    engine.line_tokens -= prompt_tokens
+    engine.computed += prompt_tokens
+    engine.anchor_s = now_s
     length_s = (
-        k.base_s[slot]
-        + k.per_sequence_s[slot] * running
-        + k.per_prompt_token_s[slot] * prompt_tokens
+        engine.base_s + engine.per_sequence_s * running + engine.per_prompt_token_s * prompt_tokens
     )
-    k.step_s[slot] = length_s
+    engine.step_s = length_s
     if prompt_tokens > 0:
-        k.mode[slot] = MIXED
-        k.event_steps[slot] = 1
+        engine.mode = MIXED
+        engine.event_steps = 1
         _note_first_tokens(k, first_taken, num_taken, now_s + length_s)
     elif running > 0:
-        k.mode[slot] = DECODING
-        k.event_steps[slot] = (k.ends[slot, 0] >> _SHIFT) - step
+        engine.mode = DECODING
+        engine.event_steps = (k.ends[slot, 0] >> _SHIFT) - step
     else:
-        k.mode[slot] = IDLE
+        engine.mode = IDLE
         _set_event(k, slot, np.inf)
         return
-    _set_event(k, slot, now_s + k.event_steps[slot] * length_s)
+    _set_event(k, slot, now_s + engine.event_steps * length_s)
 
 
 @_compiled
 def _note_first_tokens(k: Kernel, first_taken: int, num_taken: int, at_s: float) -> None:
     request = first_taken
     for _ in range(num_taken):
-        after_s = at_s - k.arrival_s[request]
-        if k.left[request] == k.output_tokens[request]:
-            k.first_s[request] = after_s
+        asked = k.requests[request]
+        after_s = at_s - asked.arrival_s
+        if asked.left == asked.output_tokens:
+            asked.first_s = after_s
             if request < k.counts[LINES_FROM]:
                 k.counts[FIRST_TOKENS] += 1
-                k.counts[LATE] += after_s > k.allowed_s[request]
+                k.counts[LATE] += after_s > asked.allowed_s
         else:
-            k.stall_s[request] += after_s
-        request = k.link[request]
+            asked.stall_s += after_s
+        request = asked.link
 
 
 @_compiled
 def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
-    running = k.running[slot]
+    engine = k.engines[slot]
+    running = engine.running
     before = running
     num_lines = 0
     while running > 0 and (k.ends[slot, 0] >> _SHIFT) <= step:
@@ -682,18 +729,19 @@ def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
         running -= 1
         k.ends[slot, 0] = k.ends[slot, running]
         _end_down(k, slot, running)
-        k.left[request] = 0
-        k.last_s[request] = now_s - k.arrival_s[request]
-        k.status[request] = SERVED
+        asked = k.requests[request]
+        asked.left = 0
+        asked.last_s = now_s - asked.arrival_s
+        asked.status = SERVED
         if request < k.counts[LINES_FROM]:
-            k.counts[OUTPUT_TOKENS] += k.output_tokens[request]
+            k.counts[OUTPUT_TOKENS] += asked.output_tokens
         else:
             num_lines += 1
-            k.counts[LINES_INPUT_TOKENS] += k.input_tokens[request]
-            k.counts[LINES_OUTPUT_TOKENS] += k.output_tokens[request]
-            k.batch_on_engines[k.batch_of[request - k.counts[LINES_FROM]]] -= 1
+            k.counts[LINES_INPUT_TOKENS] += asked.input_tokens
+            k.counts[LINES_OUTPUT_TOKENS] += asked.output_tokens
+            k.batches[k.batch_of[request - k.counts[LINES_FROM]]].on_engines -= 1
     if running < before:
-        k.in_flight[slot] -= before - running
+        engine.in_flight -= before - running
         k.counts[ON_ENGINES] -= before - running - num_lines
         k.counts[FINISHED] += before - running - num_lines
         k.counts[LINES_ON_ENGINES] -= num_lines
@@ -703,13 +751,14 @@ def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
 
 @_compiled
 def _park(k: Kernel, request: int, now_s: float) -> None:
-    row = BEGUN if k.left[request] < k.output_tokens[request] else NEW
-    k.parked_s[request] = now_s - k.arrival_s[request]
-    k.link[request] = NOBODY
+    asked = k.requests[request]
+    row = BEGUN if asked.left < asked.output_tokens else NEW
+    asked.parked_s = now_s - asked.arrival_s
+    asked.link = NOBODY
     if k.parked_head[row] == NOBODY:
         k.parked_head[row] = request
     else:
-        k.link[k.parked_tail[row]] = request
+        k.requests[k.parked_tail[row]].link = request
     k.parked_tail[row] = request
     k.counts[PARKED] += 1
 
@@ -718,7 +767,7 @@ def _park(k: Kernel, request: int, now_s: float) -> None:
 def _unpark(k: Kernel, row: int) -> int:
     """Takes the first that waits in a row out, and returns it."""
     request = k.parked_head[row]
-    k.parked_head[row] = k.link[request]
+    k.parked_head[row] = k.requests[request].link
     k.counts[PARKED] -= 1
     return int(request)
 
@@ -729,7 +778,7 @@ def _waits_since_s(k: Kernel, row: int) -> float:
     request = k.parked_head[row]
     if request == NOBODY:
         return float(np.inf)
-    return float(k.arrival_s[request] + k.parked_s[request])
+    return float(k.requests[request].arrival_s + k.requests[request].parked_s)
 
 
 @_compiled
@@ -747,37 +796,39 @@ def _first_expiry_s(k: Kernel, bounds: GatewayBounds) -> float:
 def _expire_oldest(k: Kernel, now_s: float) -> None:
     row = BEGUN if _waits_since_s(k, BEGUN) <= _waits_since_s(k, NEW) else NEW
     request = _unpark(k, row)
-    k.status[request] = FAILED
-    if k.left[request] < k.output_tokens[request]:
-        k.stall_s[request] += now_s - k.arrival_s[request]
+    asked = k.requests[request]
+    asked.status = FAILED
+    if asked.left < asked.output_tokens:
+        asked.stall_s += now_s - asked.arrival_s
 
 
 @_compiled
 def _set_event(k: Kernel, slot: int, at_s: float) -> None:
-    k.event_s[slot] = at_s
-    heap, event_s, places = k.event_heap, k.event_s, k.event_at
-    place = places[slot]
+    engine = k.engines[slot]
+    engine.event_s = at_s
+    heap, engines = k.event_heap, k.engines
+    place = engine.event_at
     while place > 0:
         parent = (place - 1) >> 1
-        if event_s[heap[parent]] <= at_s:
+        if engines[heap[parent]].event_s <= at_s:
             break
         heap[place] = heap[parent]
-        places[heap[place]] = place
+        engines[heap[place]].event_at = place
         place = parent
     size = heap.shape[0]
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        if child + 1 < size and event_s[heap[child + 1]] < event_s[heap[child]]:
+        if child + 1 < size and engines[heap[child + 1]].event_s < engines[heap[child]].event_s:
             child += 1
-        if event_s[heap[child]] >= at_s:
+        if engines[heap[child]].event_s >= at_s:
             break
         heap[place] = heap[child]
-        places[heap[place]] = place
+        engines[heap[place]].event_at = place
         place = child
     heap[place] = slot
-    places[slot] = place
+    engine.event_at = place
 
 
 @_compiled

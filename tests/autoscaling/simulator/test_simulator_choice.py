@@ -44,11 +44,12 @@ def test_choice_is_the_gateways(
     for _ in fleet:
         world.open(-1.0)
     state = world.state
-    state.left[0], state.counts[kernel.EXPECTED_TOKENS] = left, expected
+    state.requests["left"][0], state.counts[kernel.EXPECTED_TOKENS] = left, expected
     columns = EngineColumns.of([f"{slot:03d}" for slot in range(len(fleet))], (False,) * len(fleet))
     for slot, (in_flight, dispatched, line) in enumerate(fleet):
-        state.in_flight[slot], state.dispatched[slot] = in_flight, dispatched
-        state.line_tokens[slot] = line
+        engine = state.engines[slot]
+        engine["in_flight"], engine["dispatched"] = in_flight, dispatched
+        engine["line_tokens"] = line
         columns.num_in_flight[slot], columns.num_dispatched[slot] = in_flight, dispatched
         columns.backlog_tokens[slot], columns.kv_tokens[slot] = line, UNBOUNDED
         has_sequence = in_flight < LAW.max_num_seqs
