@@ -19,7 +19,8 @@ two models that have chips together, and one with slices of two shapes; `--only`
 name. It goes on where it was broken off: `--lines` is the file of its records. `--traces` is the
 folder of the recorded traces, without which their days are left out; `--only` names parts of the
 table, `--cases` its days, `--names` policies, `--seeds` how many seeds, `--until` an instant after
-which nothing begins.
+which nothing begins. `steady` tries, with the same `--traces`, how many slices each case would take
+at a load that never changes, and writes the page `steady-load`.
 """
 
 import argparse
@@ -57,6 +58,7 @@ from benchmarks import (
 from benchmarks.conversations.command import run_parts
 from benchmarks.ingress_disturbances import Kind
 from benchmarks.one_fleet import report as one_fleet_report
+from benchmarks.policies import steady
 from benchmarks.policies.command import compare_policies
 from benchmarks.side_by_side.command import compare
 from benchmarks.side_by_side.loads import NUM_PAIRS
@@ -65,7 +67,7 @@ _SIDE_BY_SIDE = "side-by-side"
 _PARTS = (
     *(_SIDE_BY_SIDE, "pause", "metrics", "calibration", "clients", "provisioner", "ingress"),
     *("requests", "request-start", "dispatch", "dispatch-loads", "choice", "floods", "policies"),
-    *("conversations", "one-fleet"),
+    *("conversations", "one-fleet", "steady"),
 )
 
 
@@ -178,6 +180,8 @@ def main() -> None:
             num_seeds=given.seeds,
             until=given.until,
         )
+    if given.part == "steady":
+        steady.measure(given.traces, lambda line: print(line, flush=True))
     if given.part == "conversations":
         run_parts(given.only, lambda line: print(line, flush=True))
     if given.part == "one-fleet":
