@@ -90,8 +90,7 @@ def _batches(table: Table, case: str, world: str) -> Row:
 
 
 def _scale(table: Table) -> Row:
-    # The simulator sends a request to the engine that has the fewest, not as our dispatcher does.
-    aim = "a thousand slices, 24 h, the production policy: less than 5 minutes"
+    aim = "a thousand slices, 24 h, production policy and choice of engines: less than 5 minutes"
     found = table.seeds(SCALE, SLICEWISE).get(_SEED)
     if found is None:
         return _unknown(aim)

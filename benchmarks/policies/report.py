@@ -180,7 +180,7 @@ def _batches(table: Table) -> Iterator[Sequence[str]]:
 def _scale(record: PolicyRecord) -> str:
     return (
         f"`{SCALE}`, {record.num_requests or 0:,} requests in 24 h, {record.mean_slices or 0:,.0f} "
-        f"slices on average, the production policy, requests to the engine with the fewest: "
+        f"slices on average, production policy and choice of engines: "
         f"{record.wall_s / 60:.1f} minutes, {record.cost_usd or 0:,.0f} USD, "
         f"{record.slo_ratio or 0:.2%} within the objectives."
     )

@@ -4,6 +4,7 @@ The lower bound divides all work by what steps carry at best. Engines do not: re
 chance, and an answer that shares its steps with more prompts than others do is slow. So of each
 case its mean rate of requests is offered for two hours, with lengths of its own day, to fleets of
 one size after the other that are there from the beginning, know nothing and cost nothing to change.
+Of two cases also with engines that take fewer tokens into a step.
 `python -m benchmarks steady --traces FOLDER` writes the page.
 """
 
@@ -26,18 +27,23 @@ from autoscaling.simulator.world.arrivals import Requests
 from benchmarks.measured_part import with_measured
 from benchmarks.policies.cases import REPORTING, TUNING, prepared_case
 from benchmarks.policies.command import head_commit
-from benchmarks.policies.jobs import HEADLINE
+from benchmarks.policies.jobs import HEADLINE, HELD_OUT
 
 REPORT = Path(__file__).resolve().parents[2] / "docs/results/steady-load.md"
 RECORD = REPORT.with_suffix(".json")
 CASES = (HEADLINE, *TUNING, *REPORTING)
 LEVELS = (0.99, 0.995)
 SEEDS = (1, 2, 3)
+# How many tokens a step may have, beside what the profile says.
+IN_STEPS: Mapping[str, tuple[int, ...]] = {
+    "azure-conversation": (512, 448, 384, 320, 256),
+    HELD_OUT: (512, 448, 384, 320, 256),
+}
 _FOR_S = 7200.0
 
 
 class SteadyFleet(msgspec.Struct, frozen=True):
-    """The fleets that were tried of a case with a seed.
+    """The fleets that were tried of a case with a seed, of engines with so many tokens in a step.
 
     `least_work` is the work in slices, at best, less what the largest requests have that may miss,
     by service level; `slo_ratios` is what fleets kept, by their number of slices.
@@ -45,6 +51,7 @@ class SteadyFleet(msgspec.Struct, frozen=True):
 
     case: str
     seed: int
+    in_step: int
     requests_per_s: float
     least_work: dict[str, float]
     slo_ratios: dict[str, float]
@@ -78,11 +85,17 @@ class _Held:
         return Plan(observation.now_s, self.targets)
 
 
-def steady_fleet(case: str, run: PreparedRun, for_s: float = _FOR_S) -> SteadyFleet:
+def steady_fleet(
+    case: str, run: PreparedRun, for_s: float = _FOR_S, in_step: int | None = None
+) -> SteadyFleet:
     """Tries fleets of one slice more each, from what the work takes at best, at the run's own rate.
 
-    Ends with the first that keeps the highest of `LEVELS`.
+    Ends with the first that keeps the highest of `LEVELS`. Engines take `in_step` tokens into a
+    step, `None`: what the profile says.
     """
+    profile = run.scenario.profile
+    if in_step is not None:
+        profile = profile.model_copy(update={"max_num_batched_tokens": in_step})
     rng = np.random.default_rng(run.seed)
     rate = len(run.requests) / run.scenario.duration_s
     num = round(rate * for_s)
@@ -99,10 +112,12 @@ def steady_fleet(case: str, run: PreparedRun, for_s: float = _FOR_S) -> SteadyFl
     while not slo_ratios or slo_ratios[str(count - 1)] < max(LEVELS):
         setup = _fleet_of(run, count)
         held = _Held(setup.ready_at_start)
-        outcome = simulate(replace(setup, requests=steady, duration_s=for_s), held)
+        asked = replace(setup, requests=steady, duration_s=for_s, profile=profile)
+        outcome = simulate(asked, held)
         slo_ratios[str(count)] = outcome.service.slo_ratio
         count += 1
-    return SteadyFleet(case, run.seed, rate, least, slo_ratios)
+    in_step = profile.max_num_batched_tokens
+    return SteadyFleet(case, run.seed, in_step, rate, least, slo_ratios)
 
 
 def _least_work(run: PreparedRun, requests: Requests, for_s: float, level: float) -> float:
@@ -135,8 +150,10 @@ def measure(traces: Path | None, say: Callable[[str], None]) -> None:
     fleets = []
     for case in CASES:
         for seed in SEEDS:
-            fleets.append(steady_fleet(case, prepared_case(case, seed, traces)))
-            say(f"{fleets[-1]}")
+            run = prepared_case(case, seed, traces)
+            for in_step in (None, *IN_STEPS.get(case, ())):
+                fleets.append(steady_fleet(case, run, in_step=in_step))
+                say(f"{fleets[-1]}")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     loads = SteadyLoads(today, head_commit(), tuple(fleets))
     RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(loads), indent=1) + b"\n")
@@ -161,15 +178,15 @@ def _table(loads: SteadyLoads) -> Iterator[str]:
     )
     yield ""
     heads = (f"work at best for {level:.1%} | slices | of it" for level in LEVELS)
-    yield f"| case | {' | '.join(heads)} |"
-    yield "|---" * (1 + 3 * len(LEVELS)) + "|"
-    for case in CASES:
-        of_case = [each for each in loads.fleets if each.case == case]
-        cells = [f"`{case}`"]
+    yield f"| case | tokens in a step | {' | '.join(heads)} |"
+    yield "|---" * (2 + 3 * len(LEVELS)) + "|"
+    for case, in_step in dict.fromkeys((each.case, each.in_step) for each in loads.fleets):
+        found = [each for each in loads.fleets if (each.case, each.in_step) == (case, in_step)]
+        cells = [f"`{case}`", f"{in_step:,}"]
         for level in LEVELS:
-            cells.append(_spread([each.least_work[f"{level:g}"] for each in of_case], ".1f"))
-            cells.append(_spread([each.fewest(level) for each in of_case], ".1f"))
-            cells.append(_spread([each.over_work(level) for each in of_case], ".2f"))
+            cells.append(_spread([each.least_work[f"{level:g}"] for each in found], ".1f"))
+            cells.append(_spread([each.fewest(level) for each in found], ".1f"))
+            cells.append(_spread([each.over_work(level) for each in found], ".2f"))
         yield f"| {' | '.join(cells)} |"
 
 
