@@ -49,8 +49,8 @@ class GatewayLimits:
 class SimulatedTraffic:
     """The counts since the start, and what is under way, at `at_s`.
 
-    `oldest_wait_s` is of the requests that wait at the gateway, 0 without one. `are_full` says that
-    some wait and no engine has a place. `num_late` of the `num_first_tokens` came later than the
+    `oldest_wait_s` is of the requests that wait at the gateway, 0 without one. For `full_s` in all
+    some waited, and no engine had a place. `num_late` of the `num_first_tokens` came later than the
     objective of their prompts.
     """
 
@@ -62,7 +62,7 @@ class SimulatedTraffic:
     num_waiting: int
     oldest_wait_s: float
     num_in_flight: int
-    are_full: bool = False
+    full_s: float = 0.0
     num_first_tokens: int = 0
     num_late: int = 0
     work: "EngineSums | None" = None
@@ -158,7 +158,7 @@ class Engines:
     def drain(self, slot: int, now_s: float) -> None:
         """Sends the engine no more requests. What it has stays until `leave` or `close`."""
         self.advance(now_s)
-        kernel.stop_routing(self.state, slot)
+        kernel.stop_routing(self.state, slot, now_s)
 
     def leave(self, slot: int, now_s: float, stay_until_s: float) -> None:
         """Moves requests that will not finish by `stay_until_s`, as others have room for them.
@@ -173,7 +173,7 @@ class Engines:
         """Removes the engine: what it still has moves, or waits at the gateway."""
         self.advance(now_s)
         if self.state.engines["route_at"][slot] != kernel.NOBODY:
-            kernel.stop_routing(self.state, slot)
+            kernel.stop_routing(self.state, slot, now_s)
         kernel.close_engine(self.state, self._bounds, slot, now_s)
         self._free.append(slot)
 
@@ -259,19 +259,13 @@ class Engines:
             num_waiting=num_waiting,
             oldest_wait_s=max(0.0, float(now_s - since_s)),
             num_in_flight=int(counts[kernel.ON_ENGINES]),
-            are_full=num_waiting > 0 and self.num_routable > 0 and not self._has_place,
+            full_s=kernel.full_for_s(self.state, now_s),
             num_first_tokens=int(counts[kernel.FIRST_TOKENS]),
             num_late=int(counts[kernel.LATE]),
             work=EngineSums(
                 *(self.state.engines[name].copy() for name in _DONE),
             ),
         )
-
-    @property
-    def _has_place(self) -> bool:
-        """Whether any engine takes another request."""
-        routable = self.state.routable[: self.num_routable]
-        return any(kernel.has_place(self.state, int(slot)) for slot in routable)
 
     def _expect_lengths(self, now_s: float) -> None:
         """Has the gateway expect answers that are as long as they lately were."""
@@ -359,6 +353,7 @@ def _empty(
         parked_head=np.full(2, kernel.NOBODY, np.int32),
         parked_tail=np.full(2, kernel.NOBODY, np.int32),
         counts=counts,
+        full_s=np.array([np.inf, 0.0]),
     )
 
 

@@ -70,6 +70,10 @@ LINES_FROM, BATCHES_OVER, BATCHES_KNOWN = 12, 13, 14
 LINES_ON_ENGINES, LINES_FINISHED, LINES_INPUT_TOKENS, LINES_OUTPUT_TOKENS = 15, 16, 17, 18
 NUM_COUNTS = 19
 
+# Indices of `Kernel.full_s`: since when there is work that waits for room, infinite while there is
+# none, and for how long there was before.
+FULL_SINCE, FULL_BEFORE = 0, 1
+
 # An entry of `Kernel.ends` is the step at which a sequence ends, then the request.
 _SHIFT = 32
 _MASK = (1 << _SHIFT) - 1
@@ -177,8 +181,9 @@ class Kernel(NamedTuple):
     prompt tokens are sums since it opened, and so is `busy_s`, the time in its finished steps.
     `base_s` and the four after it are its law. Per line: `batch_of`. Per batch: the lines from
     `next` to `end` have not begun, those that came back are linked from `back`, and of `on_engines`
-    there may be `limit`. What waits at the gateway is linked from
-    `parked_head` to `parked_tail`, in rows of its own for what has begun.
+    there may be `limit`. What waits at the gateway is linked from `parked_head` to `parked_tail`,
+    in rows of its own for what has begun; `full_s` is for how long some did while there were
+    engines.
     """
 
     requests: Rows
@@ -191,6 +196,7 @@ class Kernel(NamedTuple):
     parked_head: I32
     parked_tail: I32
     counts: I64
+    full_s: F64
 
 
 @_compiled
@@ -286,7 +292,7 @@ def give_lines(k: Kernel, now_s: float) -> None:
 
 
 @_compiled
-def stop_routing(k: Kernel, slot: int) -> None:
+def stop_routing(k: Kernel, slot: int, now_s: float) -> None:
     """Sends the engine no more requests; what it has goes on."""
     engine = k.engines[slot]
     place = engine.route_at
@@ -295,6 +301,7 @@ def stop_routing(k: Kernel, slot: int) -> None:
     k.routable[place] = moved
     k.engines[moved].route_at = place
     engine.route_at = NOBODY
+    _look_full(k, now_s)
 
 
 @_compiled
@@ -525,10 +532,31 @@ def _serve(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
             request = k.parked_head[row]
             slot = choose(k, bounds, request, number_of(request))
             if slot == NOBODY:
+                _look_full(k, now_s)
                 return
             _unpark(k, row)
             k.counts[ON_ENGINES] += 1
             _put(k, request, slot, now_s)
+    _look_full(k, now_s)
+
+
+@_compiled
+def _look_full(k: Kernel, now_s: float) -> None:
+    """Notes whether requests wait for room from now on. None waits while an engine has some."""
+    is_full = k.counts[PARKED] > 0 and k.counts[ROUTABLE] > 0
+    since_s = k.full_s[FULL_SINCE]
+    if is_full and since_s == np.inf:
+        k.full_s[FULL_SINCE] = now_s
+    elif not is_full and since_s < np.inf:
+        k.full_s[FULL_BEFORE] += now_s - since_s
+        k.full_s[FULL_SINCE] = np.inf
+
+
+@_compiled
+def full_for_s(k: Kernel, now_s: float) -> float:
+    """Returns for how long in all requests have waited for room on engines by now."""
+    since_s = k.full_s[FULL_SINCE]
+    return float(k.full_s[FULL_BEFORE] + (now_s - since_s if since_s < np.inf else 0.0))
 
 
 @_compiled
@@ -800,6 +828,7 @@ def _expire_oldest(k: Kernel, now_s: float) -> None:
     asked.status = FAILED
     if asked.left < asked.output_tokens:
         asked.stall_s += now_s - asked.arrival_s
+    _look_full(k, now_s)
 
 
 @_compiled

@@ -70,7 +70,7 @@ class SimulatedLoad:
             num_waiting=last.num_waiting,
             oldest_wait_s=last.oldest_wait_s,
             num_in_flight=last.num_in_flight,
-            full_ratio=sum(each.are_full for each in window) / len(window),
+            full_ratio=(last.full_s - first.full_s) / span_s if span_s > 0 else 0.0,
             num_ttft_met=last.num_first_tokens - first.num_first_tokens - num_late,
             num_ttft_missed=num_late,
             engines=_engine_rates(engines, first, last),

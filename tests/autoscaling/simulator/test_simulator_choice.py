@@ -78,11 +78,37 @@ def test_what_finds_no_place_waits_at_the_gateway_and_not_in_a_line() -> None:
     world = Engines(all_at_once(20, prompt=10), LAW, FOREVER)
     world.open(0.0)
     seen = world.traffic(0.001)
-    assert (seen.num_in_flight, seen.num_waiting, seen.are_full) == (8, 12, True)
+    assert (seen.num_in_flight, seen.num_waiting, seen.full_s) == (8, 12, 0.001)
     assert seen.oldest_wait_s == pytest.approx(0.001)
     world.open(0.002)
     seen = world.traffic(0.002)
-    assert (seen.num_in_flight, seen.num_waiting, seen.are_full) == (16, 4, True)
+    assert (seen.num_in_flight, seen.num_waiting, seen.full_s) == (16, 4, 0.002)
+
+
+def test_engines_are_full_from_the_first_that_waits_to_the_last() -> None:
+    world = Engines(all_at_once(12, prompt=10), LAW, FOREVER)
+    # Without an engine nothing is full, however long work waits.
+    assert world.traffic(1.0).num_waiting == 12
+    assert world.traffic(1.0).full_s == 0
+    slot = world.open(1.0)
+    assert world.traffic(1.5).full_s == 0.5
+    # Eight have places. All end at one step, and then the other four have some.
+    times = np.arange(1.5, 200.0, 0.01)
+    is_waiting = [world.traffic(float(now_s)).num_waiting > 0 for now_s in times]
+    num_full = sum(is_waiting)
+    assert 0 < num_full < len(times)
+    seen = world.traffic(200.0)
+    assert seen.full_s == pytest.approx(0.5 + 0.01 * num_full, abs=0.011)
+    world.drain(slot, 201.0)
+    assert world.traffic(300.0).full_s == seen.full_s
+
+
+def test_engines_that_go_while_work_waits_are_full_no_longer() -> None:
+    world = Engines(all_at_once(12, prompt=10), LAW, FOREVER)
+    slot = world.open(0.0)
+    world.close(slot, 0.25)
+    assert world.traffic(5.0).num_waiting == 12
+    assert world.traffic(5.0).full_s == 0.25
 
 
 def test_line_of_prompts_is_no_longer_than_a_step() -> None:
