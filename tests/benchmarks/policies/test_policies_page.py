@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from autoscaling.simulator.policies import SLICEWISE
+from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.policies.aims import aims
 from benchmarks.policies.command import chosen_parts, with_stored
 from benchmarks.policies.curves import drawn
@@ -61,9 +61,11 @@ def test_what_is_compared_is_of_one_code_and_of_jobs_that_there_are() -> None:
     for jobs in together(parts()):
         compared = [each for each in stored.records if each.job in jobs]
         ours = {each.source for each in compared if each.policy == SLICEWISE}
-        theirs = {each.source for each in compared if each.policy != SLICEWISE}
+        theirs = {each.source for each in compared if each.policy in POLICIES.keys() - {SLICEWISE}}
+        yardsticks = {each.source for each in compared if each.policy not in POLICIES}
         assert len(ours) <= 1
         assert len(theirs) <= 1
+        assert len(yardsticks) <= 1
     for each in stored.records:
         assert "dirty" not in each.commit
         assert each.job in known
