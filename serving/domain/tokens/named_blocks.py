@@ -1,5 +1,6 @@
 """The names of a request's blocks, computed as far as somebody asks for them. Pure."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from serving.domain.tokens.block_hashes import NO_CONTEXT, BlockContext, block_hashes
@@ -42,12 +43,13 @@ class NamedBlocks:
         return adapter is None or layout.path_of(adapter) is not None
 
     def keys(self, layout: CacheLayout) -> Iterator[bytes]:
-        """Yields the keys of the blocks that engines with this layout tell of, the first first.
+        """Returns the keys of the blocks that engines with this layout tell of, the first first.
 
-        There are none if it is not known what they call them.
+        There are none if it is not known what they call them. Those that are not named yet are so
+        when they are asked for.
         """
         if not self.can_be_named(layout):
-            return
+            return iter(())
         adapter = self.context.adapter
         path = None if adapter is None else layout.path_of(adapter)
         # Engines that have other adapters besides call these the same.
@@ -55,10 +57,8 @@ class NamedBlocks:
         if naming not in self._known:
             self._known[naming] = [], self._fresh(layout, path)
         known, fresh = self._known[naming]
-        yield from known
-        for key in fresh:
-            known.append(key)
-            yield key
+        # Each choice goes through all that are known: as a list, which takes less than a generator.
+        return itertools.chain(known, _kept(fresh, known))
 
     def _fresh(self, layout: CacheLayout, adapter_path: str | None) -> Iterator[bytes]:
         tokens = self._token_ids[: _MAX_BLOCKS * layout.block_size]
@@ -68,3 +68,10 @@ class NamedBlocks:
             self._num_named += 1
             if number % layout.blocks_of_unit == 0:
                 yield key_of(name)
+
+
+def _kept(fresh: Iterator[bytes], known: list[bytes]) -> Iterator[bytes]:
+    """Yields what is fresh, and adds it to what is known."""
+    for key in fresh:
+        known.append(key)
+        yield key

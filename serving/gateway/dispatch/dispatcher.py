@@ -35,7 +35,7 @@ from serving.gateway.dispatch.batch_work import BatchWork, may_yield
 from serving.gateway.dispatch.choice.engine_roster import EngineRoster
 from serving.gateway.dispatch.choice.routing import to_migrate
 from serving.gateway.dispatch.first_tokens import GAIN, MOST_TIMES, FirstTokenPace, Unbegun
-from serving.gateway.dispatch.known_room import KnownRoom, Need
+from serving.gateway.dispatch.known_room import Need
 from serving.gateway.dispatch.line import RequestLine
 from serving.gateway.dispatch.requests import (
     Account,
@@ -303,8 +303,7 @@ class Dispatcher:
         now_s = time.monotonic()
         loop_s = asyncio.get_running_loop().time()
         if step.outputs:
-            connection.last_output_s = loop_s
-            connection.still_since_s = connection.late_until_s = None
+            connection.goes_on(loop_s)
         for output in step.outputs:
             wire_id = output.request_id
             request = connection.requests.get(wire_id)
@@ -495,12 +494,8 @@ class Dispatcher:
         choice: EngineChoice,
     ) -> None:
         """Sends a request to the engine that was chosen for it; see `LineOwner`."""
-        request.engine_id = connection.engine_id
         request.is_isolated = request.needs_isolation
-        request.num_emitted_at_dispatch = len(request.emitted)
-        request.dispatched_at_s = asyncio.get_running_loop().time()
-        connection.requests[request.wire_id] = request
-        connection.num_dispatched += 1
+        connection.gets(request, asyncio.get_running_loop().time())
         self._batch.began(request)
         told = self._expect(request, connection.engine_id)
         num_named = 0 if request.blocks is None else request.blocks.take_num_named()
@@ -511,14 +506,13 @@ class Dispatcher:
         except LinkClosedError as error:
             # The link broke a moment ago; its owner is about to report the loss of all that was on
             # it. Until then nothing more goes there: what waits would have lost an engine by it.
-            connection.room = KnownRoom()
+            connection.has_no_room()
             logger.info("submit_failed engine_id=%s error=%r", connection.engine_id, str(error))
         except FrameError as error:
             del connection.requests[request.wire_id]
             self._fail(request, MalformedRequestError(str(error)))
         else:
-            if connection.room is not None:
-                connection.room.sent(need)
+            connection.takes(need)
             late_s = self._pace.late_after_s(request.first_token_cost)
             if late_s is not None and len(self._connections) > 1:
                 self._unbegun.given(request.request_id, request.attempt, late_s)

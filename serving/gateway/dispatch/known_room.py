@@ -36,20 +36,24 @@ class KnownRoom:
     told: Room | None = None
     _num_sent: int = 0
     _unseen: deque[Need] = field(default_factory=deque)
-    version: int = 0  # another one after each change
+    _is_shut: bool = False
 
     def tell(self, room: Room) -> None:
         """Takes in what the host tells."""
+        if self._is_shut:
+            return
         self.told = room
-        self.version += 1
         while len(self._unseen) > self._num_sent - room.num_taken:
             self._unseen.popleft()
 
     def sent(self, need: Need) -> None:
         """Counts a request that is on its way."""
         self._num_sent += 1
-        self.version += 1
         self._unseen.append(need)
+
+    def shut(self) -> None:
+        """Has no room from now on, whatever the host still tells: nothing can be sent to it."""
+        self.told, self._is_shut = None, True
 
     @classmethod
     def like(cls, other: "KnownRoom") -> "KnownRoom":

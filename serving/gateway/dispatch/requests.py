@@ -14,7 +14,7 @@ from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.tokens.block_hashes import NO_CONTEXT, BlockContext
 from serving.domain.tokens.cached_blocks import CacheLayout
 from serving.domain.tokens.named_blocks import NamedBlocks
-from serving.gateway.dispatch.known_room import KnownRoom
+from serving.gateway.dispatch.known_room import KnownRoom, Need
 from serving.gateway.telemetry.request_telemetry import RequestTelemetry
 from serving.link.client import LinkStats
 from serving.link.messages import (
@@ -22,6 +22,7 @@ from serving.link.messages import (
     CacheSnapshot,
     EngineEnd,
     EngineLoad,
+    Room,
     RoomWanted,
     Step,
     TokenRequest,
@@ -269,6 +270,47 @@ class EngineConnection:
     load: EngineLoad | None = None
     slice_name: str | None = None  # `None` where the engine owns none
     room: KnownRoom | None = None  # `None`: it is given everything
+    # Another one after each change of what a choice asks of it, but for `requests`.
+    version: int = 0
+
+    def gets(self, request: InFlightRequest, now_s: float) -> None:
+        """Notes that a request goes there."""
+        request.engine_id = self.engine_id
+        request.num_emitted_at_dispatch = len(request.emitted)
+        request.dispatched_at_s = now_s
+        self.requests[request.wire_id] = request
+        self.num_dispatched += 1
+        self.version += 1
+
+    def tell_room(self, room: Room) -> None:
+        """Takes in the room that its host tells of, if that is known to."""
+        if self.room is not None:
+            self.room.tell(room)
+            self.version += 1
+
+    def takes(self, need: Need) -> None:
+        """Counts what a request that is on its way takes of its room."""
+        if self.room is not None:
+            self.room.sent(need)
+            self.version += 1
+
+    def has_no_room(self) -> None:
+        """Notes that nothing more is to go there."""
+        self.room = self.room or KnownRoom()
+        self.room.shut()
+        self.version += 1
+
+    def drains(self) -> None:
+        """Notes that it takes no more requests."""
+        self.is_draining = True
+        self.version += 1
+
+    def goes_on(self, now_s: float) -> None:
+        """Notes that something has come of it."""
+        self.last_output_s = now_s
+        if self.still_since_s is not None:
+            self.still_since_s = self.late_until_s = None
+            self.version += 1
 
     @property
     def is_making_way(self) -> bool:
@@ -289,6 +331,7 @@ class EngineConnection:
         if self.still_since_s is None:
             self.still_since_s = since_s
         self.late_until_s = now_s + (now_s - self.still_since_s)
+        self.version += 1
 
     @property
     def computed_ratio(self) -> float:

@@ -92,6 +92,19 @@ async def test_a_link_that_broke_gets_no_more_until_its_loss_is_told(places: int
     assert moved == [True, True]
 
 
+async def test_a_link_that_broke_gets_no_more_by_what_its_host_has_told_before() -> None:
+    fleet = Fleet()
+    link = ScriptedLink(fleet.dispatcher, "e1", places=3)
+    link.is_broken = True
+    fleet.submit("first", "second")
+    # Written before the link broke, and read after.
+    link.tell(num_taken=1, num_requests=3)
+    assert fleet.dispatcher.num_waiting == 1
+    fleet.dispatcher.lose_engine("e1", "its host went")
+    other = fleet.engine("e2", places=3)
+    assert len(other.running) == 2
+
+
 async def test_who_came_first_goes_first() -> None:
     fleet = Fleet()
     link = fleet.engine(places=1)

@@ -5,7 +5,6 @@ and come together then meet on one engine, and do not compute their beginning on
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,7 +42,7 @@ class CacheIndex:
         self._names: dict[int, str] = {}  # the engines by their bits
         self._layouts: dict[CacheLayout, int] = {}  # the bits of its engines
         # By engine and key, how many requests on their way will have it cached.
-        self._expected: dict[str, Counter[bytes]] = {}
+        self._expected: dict[str, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
         """How many different blocks are known, those that are expected included."""
@@ -63,7 +62,7 @@ class CacheIndex:
         self._bits[engine_id] = bit
         self._names[bit] = engine_id
         self._keys[engine_id] = set()
-        self._expected[engine_id] = Counter()
+        self._expected[engine_id] = {}
         self._layouts[layout] = self._layouts.get(layout, 0) | bit
 
     def remove_engine(self, engine_id: str) -> None:
@@ -107,9 +106,12 @@ class CacheIndex:
         layout, told, masks = self._layout_of(engine_id), self._keys[engine_id], self._masks
         first = itertools.islice(blocks.keys(layout), _MOST_EXPECTED // layout.blocks_of_unit)
         keys = [key for key in first if key not in told]
-        self._expected[engine_id].update(keys)
+        expected = self._expected[engine_id]
         for key in keys:
-            masks[key] = masks.get(key, 0) | bit
+            count = expected.get(key, 0)
+            expected[key] = count + 1
+            if not count:  # else its bit is there
+                masks[key] = masks.get(key, 0) | bit
         return keys
 
     def settle(self, engine_id: str, keys: Iterable[bytes]) -> None:
@@ -119,41 +121,50 @@ class CacheIndex:
             return
         bit, told = self._bits[engine_id], self._keys[engine_id]
         for key in keys:
-            expected[key] -= 1
-            if expected[key] <= 0:
-                del expected[key]
-                if key not in told:
-                    _clear(self._masks, key, bit)
+            count = expected.pop(key, 1) - 1
+            if count:
+                expected[key] = count
+            elif key not in told:
+                _clear(self._masks, key, bit)
 
     def find(self, blocks: NamedBlocks) -> Found | None:
         """Returns what engines have of these blocks; `None` if none has told how it names them."""
-        found: dict[int, int] = {}  # by bits of engines
         layouts = [pair for pair in self._layouts.items() if blocks.can_be_named(pair[0])]
         if not layouts:
             return None
+        found: list[tuple[int, int]] = []  # engines by their bits, and what they have
         most, beginning, mask_of = 0, None, self._masks.get
         for layout, mask in layouts:
             num_tokens, last = 0, None
             for key in blocks.keys(layout):
                 still = mask & mask_of(key, 0)
                 if still != mask:
-                    found[mask & ~still] = num_tokens
+                    found.append((mask & ~still, num_tokens))
                     mask = still
                     if not mask:
                         break
                 num_tokens += layout.unit_tokens
                 last = key
-            if mask:
-                found[mask] = num_tokens
+            found.append((mask, num_tokens))
             if num_tokens > most:
                 most, beginning = num_tokens, last
+        return Found(self._by_engine(found), most, beginning)
+
+    def _by_engine(self, found: Iterable[tuple[int, int]]) -> dict[str, int]:
+        """Returns what each engine has, of those that have any."""
         by_engine: dict[str, int] = {}
-        for mask, num_tokens in found.items():
-            while mask and num_tokens:
+        names = self._names
+        for mask, num_tokens in found:
+            if not num_tokens:
+                continue
+            if mask in names:  # it is one engine's
+                by_engine[names[mask]] = num_tokens
+                continue
+            while mask:
                 bit = mask & -mask
-                by_engine[self._names[bit]] = num_tokens
+                by_engine[names[bit]] = num_tokens
                 mask ^= bit
-        return Found(by_engine, most, beginning)
+        return by_engine
 
     def _layout_of(self, engine_id: str) -> CacheLayout:
         bit = self._bits[engine_id]

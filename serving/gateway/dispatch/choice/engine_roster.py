@@ -11,6 +11,7 @@ from functools import partial
 from zlib import crc32
 
 from serving.gateway.dispatch.choice.cache_index import CacheIndex
+from serving.gateway.dispatch.choice.engine_table import any_of
 from serving.gateway.dispatch.choice.few_engines import ConnectedEngines
 from serving.gateway.dispatch.choice.popular import PopularBeginnings
 from serving.gateway.dispatch.choice.routing import Route, Wish
@@ -63,14 +64,14 @@ class EngineRoster:
 
     def drain(self, connection: EngineConnection) -> None:
         """Gives an engine no more requests."""
-        connection.is_draining = True
+        connection.drains()
         self._count_anew()
 
     def tell_room(self, connection: EngineConnection, room: Room) -> None:
         """Takes in the room that an engine tells of."""
         if connection.room is not None:
             self._ratios -= connection.computed_ratio
-            connection.room.tell(room)
+            connection.tell_room(room)
             self._ratios += connection.computed_ratio
             self._told_to_leave.tell(connection.engine_id, room)
 
@@ -135,7 +136,7 @@ class EngineRoster:
     def does_any_turn(self, now_s: float) -> bool:
         """Returns whether one is ready that does not stand still, as far as is known."""
         columns = self._engines.columns(now_s)
-        return bool((~columns.is_draining & ~columns.is_late).any())
+        return any_of(~columns.is_draining & ~columns.is_late)
 
     # -- the choice of one --
 

@@ -82,9 +82,8 @@ class EngineTable:
         self._columns = EngineColumns.of([], ())
         # With whether its cache is known.
         self.engines: list[tuple[EngineConnection, bool]] = []
-        self._read: list[
-            tuple[int, int, tuple[bool, float | None]] | None
-        ] = []  # what each row was read from
+        self._read: list[int] = []  # which version of its engine each row is
+        self._unbounded: list[int] = []  # rows of engines that are given everything
         self.rows: dict[str, int] = {}  # by engine id
 
     def add(self, connection: EngineConnection, *, is_known: bool) -> None:
@@ -105,19 +104,16 @@ class EngineTable:
 
         Whoever looks at them does not change them.
         """
-        read = self._read
-        for row, (connection, _) in enumerate(self.engines):
-            room = connection.room
-            if room is None:
-                self._read_row(row, connection)
-                continue
-            is_read_as = connection.is_draining, connection.late_until_s
-            seen = room.version, connection.num_dispatched, is_read_as
-            if read[row] != seen:
-                self._read_row(row, connection)
-                read[row] = seen
+        for row in self._unbounded:
+            self._read_row(row, self.engines[row][0])
+        versions = [connection.version for connection, _ in self.engines]
+        if versions != self._read:
+            for row, (version, read) in enumerate(zip(versions, self._read, strict=True)):
+                if version != read:
+                    self._read_row(row, self.engines[row][0])
+            self._read = versions
         columns = self._columns
-        if columns.is_draining.any():
+        if any_of(columns.is_draining):
             for row, (connection, _) in enumerate(self.engines):
                 by_s = connection.migrate_by_s
                 columns.is_leaving[row] = by_s is not None and now_s >= by_s
@@ -125,13 +121,15 @@ class EngineTable:
             for row, (connection, _) in enumerate(self.engines):
                 until_s = connection.late_until_s
                 columns.is_late[row] = until_s is not None and now_s < until_s
-            columns.has_late = bool(columns.is_late.any())
+            columns.has_late = any_of(columns.is_late)
         return columns
 
     def _make_anew(self) -> None:
         ids = [connection.engine_id for connection, _ in self.engines]
         self._columns = EngineColumns.of(ids, (is_known for _, is_known in self.engines))
-        self._read = [None] * len(ids)
+        self._read = [-1] * len(ids)
+        each_room = enumerate(connection.room for connection, _ in self.engines)
+        self._unbounded = [row for row, room in each_room if room is None]
         self.rows = {engine_id: row for row, engine_id in enumerate(ids)}
 
     def _read_row(self, row: int, connection: EngineConnection) -> None:
@@ -165,10 +163,32 @@ def uncached_tokens(
     `cached` has what engines have of it, those that are known and have something; `None` if that
     cannot be known of this request.
     """
-    uncached = np.rint(need.num_tokens * columns.computed_ratio).astype(np.int64)
-    if cached is not None:
+    if cached is None:
+        return _by_ratio(columns, need)
+    if any_of(~columns.is_known):
+        uncached = _by_ratio(columns, need)
         uncached[columns.is_known] = max(1, need.num_tokens)
-        of_cached = np.fromiter(map(rows.__getitem__, cached), np.intp, len(cached))
-        num_tokens = np.fromiter(cached.values(), np.int64, len(cached))
-        uncached[of_cached] = np.maximum(1, need.num_tokens - num_tokens)
+    else:
+        uncached = np.full(len(columns), max(1, need.num_tokens))
+    of_cached = np.fromiter(map(rows.__getitem__, cached), np.intp, len(cached))
+    num_tokens = np.fromiter(cached.values(), np.int64, len(cached))
+    uncached[of_cached] = np.maximum(1, need.num_tokens - num_tokens)
     return uncached
+
+
+def _by_ratio(columns: EngineColumns, need: Need) -> Column:
+    """Returns how many tokens each computes, if it is as it was of others lately."""
+    return np.rint(need.num_tokens * columns.computed_ratio).astype(np.int64)
+
+
+# Of so few entries `any` and `min` of an array take several times as long as what they do.
+
+
+def any_of(mask: Mask) -> bool:
+    """Returns whether any entry is true."""
+    return 1 in mask.tobytes()
+
+
+def least_of(column: Column) -> int:
+    """Returns the least of some entries."""
+    return int(column[column.argmin()])

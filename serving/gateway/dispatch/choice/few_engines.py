@@ -18,6 +18,7 @@ from serving.gateway.dispatch.choice.engine_table import (
     UNBOUNDED,
     EngineColumns,
     EngineTable,
+    any_of,
     uncached_tokens,
 )
 from serving.gateway.dispatch.choice.routing import Route, Wish, choose_engine
@@ -116,7 +117,7 @@ class ConnectedEngines:
         """
         columns, rows = self._table.columns(now_s), self._table.rows
         ready = ~columns.is_draining
-        if not ready.any():
+        if not any_of(ready):
             return None
         uncached = uncached_tokens(columns, rows, need, cached)
         least = int(uncached[ready].min())

@@ -40,5 +40,5 @@ class PopularBeginnings:
         if found.beginning is None or num_requests < _LEAST_REQUESTS or worth <= num_requests:
             return False
         enough = _ENOUGH * found.most
-        num_copies = sum(each >= enough for each in found.num_cached.values())
+        num_copies = sum(map(enough.__le__, found.num_cached.values()))
         return num_copies * num_requests < worth

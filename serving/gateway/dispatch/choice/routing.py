@@ -29,6 +29,8 @@ from serving.domain.capacity.choice_costs import (
 from serving.gateway.dispatch.choice.engine_table import (
     Column,
     EngineColumns,
+    any_of,
+    least_of,
     uncached_tokens,
 )
 from serving.gateway.dispatch.known_room import Need
@@ -205,27 +207,27 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     nothing while another engine may.
     """
     candidates = ~columns.is_draining
-    if not candidates.any():
+    if not any_of(candidates):
         candidates = ~columns.is_leaving
-    if columns.has_late and (at_work := candidates & ~columns.is_late).any():
+    if columns.has_late and any_of(at_work := candidates & ~columns.is_late):
         candidates = at_work
-    if not candidates.any():
+    if not any_of(candidates):
         return Route.wait("no engine is ready")
     if wish.needs_isolation:
         is_free = [engine_id not in wish.isolated for engine_id in columns.engine_ids]
         candidates = candidates & np.array(is_free)
-        if not candidates.any():
+        if not any_of(candidates):
             return Route.wait("every engine has an isolated request", is_open_to_others=True)
     need = wish.need
     uncached = uncached_tokens(columns, rows, need, wish.cached)
     has_kv = columns.is_empty | (columns.kv_tokens >= uncached + need.num_expected)
     has_room = candidates & columns.has_place & has_kv
     with_room = has_room & ~columns.is_kept if wish.leaves_room else has_room
-    if not with_room.any():
-        if has_room.any():
+    if not any_of(with_room):
+        if any_of(has_room):
             reason = "the room that is left is kept for others"
             return Route.wait(reason, is_open_to_others=True, is_kept=True)
-        has_place = bool((candidates & columns.has_place).any())
+        has_place = any_of(candidates & columns.has_place)
         return Route.wait("no engine has room for it", is_open_to_others=has_place)
     line, count, num_expected = columns.backlog_tokens, columns.num_in_flight, need.num_expected
     to_first = first_token_cost(line, count, uncached)
@@ -234,12 +236,12 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     if wish.spread_tokens:
         left = np.minimum(uncached, max(1, need.num_tokens - wish.spread_tokens))
         costs = whole_cost(first_token_cost(line, count, left), count, left, num_expected)
-    compared = np.flatnonzero(with_room)
+    (compared,) = with_room.nonzero()
     is_soon = candidates & columns.has_full_line
-    if is_soon.any():
+    if any_of(is_soon):
         # Not for fewer sequences alone: new engines have few, and all would wait for their lines.
-        soon = np.flatnonzero(is_soon & (left < left[compared].min()))
-        if len(soon) and costs[soon].min() + SAME_TOKENS < costs[compared].min():
+        (soon,) = (is_soon & (left < least_of(left[compared]))).nonzero()
+        if len(soon) and least_of(costs[soon]) + SAME_TOKENS < least_of(costs[compared]):
             return Route.wait_for(columns.engine_ids[_least(columns, costs, soon)])
     best = _best(columns, costs, left, compared, wish.number)
     if len(compared) == 1:
@@ -259,13 +261,14 @@ def _because(
     count = columns.num_in_flight[compared]
     line_of_best, count_of_best = columns.backlog_tokens[best], columns.num_in_flight[best]
     less_cached = left >= uncached[best] + SAME_TOKENS
-    if less_cached.any():
-        busy = busy_tokens(line, count, num_expected)[less_cached].min()
+    if any_of(less_cached):
+        busy = least_of(busy_tokens(line, count, num_expected)[less_cached])
         if busy < busy_tokens(int(line_of_best), int(count_of_best), num_expected) + SAME_TOKENS:
             return Because.CACHED
-    if line.max() >= line_of_best + SAME_TOKENS:
+    if line[line.argmax()] >= line_of_best + SAME_TOKENS:
         return Because.LEAST_TO_DO
-    return Because.FEWEST_IN_FLIGHT if count.max() > count_of_best else Because.LEAST_USED
+    has_more = count[count.argmax()] > count_of_best
+    return Because.FEWEST_IN_FLIGHT if has_more else Because.LEAST_USED
 
 
 def _best(columns: EngineColumns, costs: Column, left: Column, rows: Rows, number: int) -> int:
@@ -277,7 +280,7 @@ def _best(columns: EngineColumns, costs: Column, left: Column, rows: Rows, numbe
     if len(as_good) == 1:
         return int(as_good[0])
     of_rows = left[as_good]
-    as_good = as_good[of_rows == of_rows.min()]
+    as_good = as_good[of_rows == least_of(of_rows)]
     return int(as_good[number % len(as_good)])
 
 
@@ -286,7 +289,7 @@ def _as_good(columns: EngineColumns, costs: Column, rows: Rows) -> Rows:
     if len(rows) <= DRAWN_FROM:
         return np.array([_least(columns, costs, rows)])
     of_rows = costs[rows]
-    as_good: Rows = rows[of_rows < of_rows.min() + AS_GOOD_TOKENS]
+    as_good: Rows = rows[of_rows < least_of(of_rows) + AS_GOOD_TOKENS]
     return as_good
 
 
@@ -296,7 +299,7 @@ def _least(columns: EngineColumns, costs: Column, rows: Rows) -> int:
         if len(rows) == 1:
             break
         of_rows = column[rows]
-        rows = rows[of_rows == of_rows.min()]
+        rows = rows[of_rows == least_of(of_rows)]
     return int(min(rows, key=lambda row: columns.engine_ids[row]) if len(rows) > 1 else rows[0])
 
 
