@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from tests.gateway.dispatch.floods import APART, AT_ANY, AT_ONE, beside_a_flood
-from tests.gateway.dispatch.simulated_fleet import quantile
+from serving.engine.paced.config import PacedConfig
+from tests.gateway.dispatch.floods import APART, AT_ANY, AT_ONE, BOUNDED, beside_a_flood
+from tests.gateway.dispatch.simulated_fleet import CHIP, quantile
 
 # The settings were chosen on the first two.
 SEEDS = (4, 104, 204, 304, 404)
@@ -14,25 +15,37 @@ HEAD = f"| tenants ask | {' | '.join(_FLOODS.values())} |\n|---|{'---|' * len(_F
 def rows(tell: Callable[[str], None]) -> None:
     """Tells each row: p50 / p90 / p99 of the others in ms, the least and most of all runs."""
     for kind in (AT_ONE, AT_ANY, APART):
-        tell(_row(kind, SEEDS))
+        tell(_row(kind, kind))
+    for kind in (AT_ONE, AT_ANY, APART):
+        tell(_row(f"{kind}, steps with 512 tokens of a prompt", kind, engine=BOUNDED))
     tell(first_come_row())
 
 
 def first_come_row() -> str:
     """Returns the row of one gateway that serves who comes first: one run, for it takes longer."""
-    return _row(AT_ONE, SEEDS[:1], knows_tenants=False)
+    name = f"{AT_ONE}, who comes first is first"
+    return _row(name, AT_ONE, SEEDS[:1], knows_tenants=False)
 
 
-def _row(kind: str, seeds: Sequence[int], *, knows_tenants: bool = True) -> str:
-    cells = [_cell(kind, each, seeds, knows_tenants=knows_tenants) for each in _FLOODS]
-    name = kind if knows_tenants else f"{kind}, who comes first is first"
+def _row(
+    name: str,
+    kind: str,
+    seeds: Sequence[int] = SEEDS,
+    *,
+    knows_tenants: bool = True,
+    engine: PacedConfig = CHIP,
+) -> str:
+    cells = []
+    for flood_tokens in _FLOODS:
+        runs = [
+            beside_a_flood(kind, flood_tokens, seed, knows_tenants=knows_tenants, engine=engine)[0]
+            for seed in seeds
+        ]
+        cells.append(_cell(runs))
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def _cell(kind: str, flood_tokens: int | None, seeds: Sequence[int], *, knows_tenants: bool) -> str:
-    runs = [
-        beside_a_flood(kind, flood_tokens, seed, knows_tenants=knows_tenants)[0] for seed in seeds
-    ]
+def _cell(runs: Sequence[list[float]]) -> str:
     spans = []
     for share in (0.5, 0.9, 0.99):
         found_ms = sorted(round(1000 * quantile(others, share)) for others in runs)

@@ -59,6 +59,10 @@ class PaceConfig(_Section):
     """What each token of a step adds to the step's time, in milliseconds."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 8192
     """Tokens of one step, prompts' and output; counts where prompts take time."""
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=16_777_216)] = 0
+    """Tokens of one prompt in a step while there are other requests, as vLLM's argument; 0: all."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Whether it is at least one request's share of the step, as vLLM's argument."""
     kv_cache_tokens: Annotated[int, Field(ge=2, le=1_000_000_000)] | None = None
     """Tokens that its KV cache has room for, where prompts take time; those that it still has from
     other requests take none. `null`: room for all, and none are found."""
@@ -234,6 +238,8 @@ class ModelConfig(_Section):
             "prefill_tokens_per_s": pace.prefill_tokens_per_s,
             "tpot_per_seq_s": pace.tpot_per_seq_ms / 1000,
             "max_num_batched_tokens": pace.max_num_batched_tokens,
+            "long_prefill_token_threshold": pace.long_prefill_token_threshold,
+            "long_prefill_token_threshold_adaptive": pace.long_prefill_token_threshold_adaptive,
             "kv_cache_tokens": pace.kv_cache_tokens,
             "block_size": pace.block_size,
             "load_s": pace.load_ms / 1000,

@@ -324,6 +324,14 @@ def tracing_problems(tracing: Raw) -> Iterator[Problem]:
 def pace_problems(path: str, pace: Raw) -> Iterator[Problem]:
     """Yields bounds of the paced engine that leave a request without a token, or without room."""
     yield from _pace_cache_problems(path, pace)
+    most_of_one, longest = numbers_in(pace, "long_prefill_token_threshold", "max_model_len")
+    if most_of_one is not None and longest is not None and most_of_one > longest:
+        yield Problem(
+            f"{path}.long_prefill_token_threshold",
+            "more than a prompt has",
+            f"allowed: up to {longest:g}, {path}.max_model_len; 0 bounds nothing",
+            f"{most_of_one:g}",
+        )
     rate, budget, num_seqs = numbers_in(
         pace, "prefill_tokens_per_s", "max_num_batched_tokens", "max_num_seqs"
     )

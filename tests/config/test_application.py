@@ -133,6 +133,8 @@ def test_paced_engine_takes_its_pace_in_milliseconds() -> None:
         "prefill_tokens_per_s": None,
         "tpot_per_seq_s": 0.00025,
         "max_num_batched_tokens": 8192,
+        "long_prefill_token_threshold": 0,
+        "long_prefill_token_threshold_adaptive": False,
         "kv_cache_tokens": None,
         "block_size": 16,
         "load_s": 0.0,
@@ -190,6 +192,17 @@ def test_paced_step_too_small_for_its_requests_is_refused() -> None:
         "allowed: at least 256, models[0].paced.max_num_seqs"
     ) in str(refused.value)
     check(minimal(engine="paced", paced={"max_num_batched_tokens": 64}))
+
+
+def test_bound_on_a_prompts_part_of_a_step_is_no_more_than_a_prompt_has() -> None:
+    pace = {"prefill_tokens_per_s": 8000.0, "max_model_len": 512}
+    with pytest.raises(ConfigError) as refused:
+        check(minimal(engine="paced", paced={**pace, "long_prefill_token_threshold": 513}))
+    assert (
+        "models[0].paced.long_prefill_token_threshold: more than a prompt has (value 513); "
+        "allowed: up to 512, models[0].paced.max_model_len; 0 bounds nothing"
+    ) in str(refused.value)
+    check(minimal(engine="paced", paced={**pace, "long_prefill_token_threshold": 512}))
 
 
 @pytest.mark.parametrize(

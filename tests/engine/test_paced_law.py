@@ -213,6 +213,10 @@ def test_step_time_in_a_steady_state_is_the_closed_form(
             {"prefill_tokens_per_s": 1.0, "max_num_seqs": 9, "max_num_batched_tokens": 8},
             "max_num_batched_tokens=8 must be >= max_num_seqs=9",
         ),
+        (
+            {"prefill_tokens_per_s": 1.0, "long_prefill_token_threshold": 4097},
+            "long_prefill_token_threshold=4097 is not within 0..max_model_len=4096",
+        ),
     ],
 )
 def test_law_out_of_range_is_refused(settings: dict[str, float], words: str) -> None:

@@ -19,6 +19,8 @@ LIMIT_ARGS = frozenset(
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
         "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
         "max_num_seqs",
         "num_gpu_blocks_override",
         "show_hidden_metrics_for_version",

@@ -5,7 +5,8 @@ one monotonic clock; no I/O, no chance.
 
 The step-time model. A request gets a slot, waits `ttft_s`, and is ready. One step computes the next
 token of every running request and, with what is left of `max_num_batched_tokens`, chunks of the
-prompts that are ready, in order of arrival. It takes
+prompts that are ready, in order of arrival; of each no more than `long_prefill_token_threshold`, as
+long as there are others. It takes
 
     time_per_token_s + tpot_per_seq_s * tokens emitted + prompt tokens / prefill_tokens_per_s
 
@@ -31,7 +32,7 @@ computed, and stands first among those that have not begun.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile
 
 from serving.domain.tokens.paced import seeded_token
 from serving.engine.paced.config import PacedConfig
@@ -51,8 +52,8 @@ class PacedSequence:
 
     `position` is that of its next output token; `stop_position` is `None` for a pooling request.
     `prompt_left` counts the tokens to compute before that one. `ready_at_s` is the earliest instant
-    for a step to do so, known once the request has a slot. It `is_begun` once a step computes some
-    of it. `cached` is `None` in an engine without a cache.
+    for a step to do so, known once the request has a slot. `cached` is `None` in an engine without
+    a cache.
     """
 
     request_id: str
@@ -63,7 +64,6 @@ class PacedSequence:
     is_poisoned: bool
     ready_at_s: float = 0.0
     cached: CachedSequence | None = None
-    is_begun: bool = False
 
 
 class PacedBatch:
@@ -85,9 +85,11 @@ class PacedBatch:
         self._returning: dict[str, PacedSequence] = {}
         self._waiting: dict[str, PacedSequence] = {}
         self._admitted: dict[str, PacedSequence] = {}  # not ready, in order of `ready_at_s`
-        self._prompts: dict[str, PacedSequence] = {}  # ready, with `prompt_left`, in that order
+        self._prompts: dict[str, PacedSequence] = {}  # ready to begin, in that order
+        # Begun, in that order: those with `prompt_left` too, of which steps have computed some.
         self._running: dict[str, PacedSequence] = {}
         self._chunks: dict[str, int] = {}  # prompt tokens in the step under way, by request
+        self._left_out: set[str] = set()  # running, and the step under way has no token for them
         # The end of the step under way; of an idle engine the earliest start of its next one.
         self._step_at_s = 0.0
         self._cache: KvCache | None = None
@@ -104,7 +106,7 @@ class PacedBatch:
     def num_admitted(self) -> int:
         """The number of requests that have a slot."""
         if self._cache is not None:
-            return len(self._running) + self._num_begun_prompts
+            return len(self._running)
         return len(self._admitted) + len(self._prompts) + len(self._running)
 
     @property
@@ -119,18 +121,13 @@ class PacedBatch:
         """
         if self._config.prefill_tokens_per_s is None:
             return 0
-        begun = others = 0
-        for held in (self._returning, self._waiting, self._admitted, self._prompts):
-            for sequence in held.values():
-                if sequence.is_begun:
-                    begun += sequence.prompt_left
-                else:
-                    others += sequence.prompt_left
+        begun = sum(each.prompt_left for each in self._running.values())
+        others = sum(
+            each.prompt_left
+            for held in (self._returning, self._waiting, self._admitted, self._prompts)
+            for each in held.values()
+        )
         return begun - sum(self._chunks.values()) + round(others * computed_ratio)
-
-    @property
-    def _num_begun_prompts(self) -> int:
-        return sum(1 for _ in takewhile(lambda each: each.is_begun, self._prompts.values()))
 
     @property
     def due_at_s(self) -> float | None:
@@ -187,7 +184,7 @@ class PacedBatch:
 
     @property
     def _is_stepping(self) -> bool:
-        return bool(self._running or self._chunks)
+        return bool(self._running)
 
     def _fill_slots(self, now_s: float) -> None:
         while queue := self._returning or self._waiting:
@@ -215,6 +212,7 @@ class PacedBatch:
         for sequence in self._pop_ready(now_s):
             if not self._running:
                 self._step_at_s = max(self._step_at_s, sequence.ready_at_s)
+            sequence.prompt_left = 0  # it costs nothing
             self._running[sequence.request_id] = sequence
 
     def _queue_ready(self, now_s: float) -> None:
@@ -222,16 +220,12 @@ class PacedBatch:
             if not sequence.position:
                 self._prompts[sequence.request_id] = sequence
                 continue
-            # One that goes on stands before those that would begin.
-            waiting = {
-                request_id: each
-                for request_id, each in self._prompts.items()
-                if not (each.is_begun or each.position)
-            }
-            for request_id in waiting:
-                del self._prompts[request_id]
-            self._prompts[sequence.request_id] = sequence
-            self._prompts.update(waiting)
+            # One that goes on stands before the first that has nothing yet.
+            behind = list(dropwhile(lambda each: each.position, self._prompts.values()))
+            for each in behind:
+                del self._prompts[each.request_id]
+            for each in (sequence, *behind):
+                self._prompts[each.request_id] = each
 
     def _pop_ready(self, now_s: float) -> Iterable[PacedSequence]:
         while self._admitted:
@@ -242,20 +236,21 @@ class PacedBatch:
 
     def _begin_step(self, start_s: float, now_s: float) -> None:
         """Decides what the step that starts at `start_s` computes, and with that its end."""
-        config = self._config
-        has_room = self._make_room()
-        left = config.max_num_batched_tokens - len(self._running) if has_room else 0
-        num_emitted = len(self._running)
-        for sequence in self._prompts.values():
-            chunk = self._chunk(sequence, left)
-            if not chunk:
-                break  # and it may have gone back, which changes what is iterated over
-            if self._cache is not None and not sequence.is_begun:
-                self._on_slot(sequence.request_id, now_s)
-            sequence.is_begun = True
-            self._chunks[sequence.request_id] = chunk
-            left -= chunk
-            num_emitted += chunk == sequence.prompt_left
+        config, num_before = self._config, self.num_preemptions
+        self._left_out.clear()
+        left = config.max_num_batched_tokens
+        most = self._most_of_one
+        for sequence in list(self._running.values()):
+            if sequence.request_id in self._running:
+                left -= self._go_on(sequence, min(left, most))
+        # What was taken from others was needed by those that go on.
+        if self.num_preemptions == num_before:
+            self._begin_prompts(left, most, now_s)
+        is_last = (
+            sequence.prompt_left == self._chunks.get(request_id, 0)
+            for request_id, sequence in self._running.items()
+        )
+        num_emitted = sum(is_last) - len(self._left_out)
         duration_s = config.time_per_token_s + config.tpot_per_seq_s * num_emitted
         if config.prefill_tokens_per_s is not None:
             duration_s += sum(self._chunks.values()) / config.prefill_tokens_per_s
@@ -263,58 +258,79 @@ class PacedBatch:
         if self._step_at_s < now_s - MAX_LAG_S:
             self._step_at_s = now_s + duration_s
 
-    def _chunk(self, sequence: PacedSequence, most: int) -> int:
-        """Returns how many tokens of a prompt are in the next step; 0 if it has to wait."""
+    @property
+    def _most_of_one(self) -> int:
+        """The tokens that a step computes at most of one prompt."""
+        config = self._config
+        num_requests = sum(map(len, self._everyone))
+        if not config.long_prefill_token_threshold or num_requests < 2:
+            return config.max_num_batched_tokens
+        if not config.long_prefill_token_threshold_adaptive:
+            return config.long_prefill_token_threshold
+        share = config.max_num_batched_tokens // num_requests
+        return max(config.long_prefill_token_threshold, share)
+
+    def _go_on(self, sequence: PacedSequence, most: int) -> int:
+        """Has the next step compute of one that is begun; returns how many tokens at most."""
+        is_prompt = bool(sequence.prompt_left)
+        num_new = min(most, sequence.prompt_left) if is_prompt else min(most, 1)
+        if num_new and not self._has_room(sequence, num_new):
+            return 0
+        if is_prompt:
+            if num_new:
+                self._chunks[sequence.request_id] = num_new
+        elif not num_new:
+            self._left_out.add(sequence.request_id)
+        return num_new
+
+    def _begin_prompts(self, left: int, most: int, now_s: float) -> None:
+        """Has the next step compute `left` tokens of those that have not begun."""
+        for sequence in list(self._prompts.values()):
+            chunk = self._first_chunk(sequence, min(left, most))
+            if not chunk:
+                break
+            if self._cache is not None:
+                self._on_slot(sequence.request_id, now_s)
+            self._running[sequence.request_id] = self._prompts.pop(sequence.request_id)
+            self._chunks[sequence.request_id] = chunk
+            left -= chunk
+
+    def _first_chunk(self, sequence: PacedSequence, most: int) -> int:
+        """Returns how many tokens the next step computes of a prompt; 0 if it has to wait."""
         if most <= 0:
             return 0
         cached = sequence.cached
         if self._cache is None or cached is None:
             return min(most, sequence.prompt_left)
-        if not sequence.is_begun:
-            if self.num_admitted >= self._config.max_num_seqs:
-                return 0
-            looks = sequence.stop_position is not None
-            num_new = self._cache.begin(cached, most, looks=looks)
-            if num_new is None:
-                return 0
-            sequence.prompt_left = num_new + cached.num_left
-            return num_new
-        num_new = min(most, sequence.prompt_left)
-        if self._cache.go_on(cached, num_new):
-            return num_new
-        self._preempt(sequence)
-        return 0
+        if self.num_admitted >= self._config.max_num_seqs:
+            return 0
+        looks = sequence.stop_position is not None
+        num_new = self._cache.begin(cached, most, looks=looks)
+        if num_new is None:
+            return 0
+        sequence.prompt_left = num_new + cached.num_left
+        return num_new
 
-    def _make_room(self) -> bool:
-        """Gives each running request room for its next token; returns `False` if others lost it."""
-        if self._cache is None:
+    def _has_room(self, sequence: PacedSequence, num_new: int) -> bool:
+        """Gives one that is begun room for its next tokens, at the cost of those that began last.
+
+        Returns `False` if it was the last one itself.
+        """
+        cached = sequence.cached
+        if self._cache is None or cached is None:
             return True
-        num_before = self.num_preemptions
-        for sequence in list(self._running.values()):
-            cached = sequence.cached
-            if cached is None or sequence.request_id not in self._running:
-                continue
-            while not self._cache.go_on(cached, cached.num_left):
-                last = self._began_last()
-                self._preempt(last)
-                if last is sequence:
-                    break
-        return self.num_preemptions == num_before
-
-    def _began_last(self) -> PacedSequence:
-        """Returns who began last: of those that are begun, only the last prompt is unfinished."""
-        for sequence in self._prompts.values():
-            if sequence.is_begun:
-                return sequence
-        return next(reversed(self._running.values()))
+        while not self._cache.go_on(cached, num_new):
+            last = next(reversed(self._running.values()))
+            self._preempt(last)
+            if last is sequence:
+                return False
+        return True
 
     def _preempt(self, sequence: PacedSequence) -> None:
         """Takes from a request all that it has computed; it begins again before others begin."""
-        self._running.pop(sequence.request_id, None)
-        self._prompts.pop(sequence.request_id, None)
+        del self._running[sequence.request_id]
         self._prompts = {sequence.request_id: sequence, **self._prompts}
         self._release(sequence)
-        sequence.is_begun = False
         self.num_preemptions += 1
 
     def _release(self, sequence: PacedSequence) -> None:
@@ -326,14 +342,13 @@ class PacedBatch:
     def _emit(self) -> list[TokenOutput]:
         """Returns one token for each running request and each whose prompt is now computed."""
         for request_id, chunk in self._chunks.items():
-            sequence = self._prompts[request_id]
-            sequence.prompt_left -= chunk
-            if not sequence.prompt_left:
-                self._running[request_id] = self._prompts.pop(request_id)
+            self._running[request_id].prompt_left -= chunk
         self._chunks.clear()
         outputs: list[TokenOutput] = []
         finished: list[str] = []
         for sequence in self._running.values():
+            if sequence.prompt_left or sequence.request_id in self._left_out:
+                continue
             position, stop_position = sequence.position, sequence.stop_position
             if stop_position is None:
                 finished.append(sequence.request_id)

@@ -11,8 +11,11 @@ class PacedConfig:
 
     A pace of 0 is as fast as the event loop turns. Tokens lie in `token_range`, its end excluded.
     `prefill_tokens_per_s` is `None` if prompts cost nothing beyond `ttft_s`;
-    `max_num_batched_tokens` bounds a step only if they do. `model_seed` selects the model it plays.
-    `kv_cache_tokens` is `None` for an engine that never runs out of room, and finds nothing.
+    `max_num_batched_tokens` bounds a step only if they do, and `long_prefill_token_threshold` what
+    of one prompt is in it while there are others: 0 bounds nothing, and with
+    `long_prefill_token_threshold_adaptive` it is at least one's share of the step. `model_seed`
+    selects the model it plays. `kv_cache_tokens` is `None` for an engine that never runs out of
+    room, and finds nothing.
     """
 
     ttft_s: float = 0.0
@@ -24,6 +27,8 @@ class PacedConfig:
     prefill_tokens_per_s: float | None = None
     tpot_per_seq_s: float = 0.0
     max_num_batched_tokens: int = 8192
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
     model_seed: int = 0
     kv_cache_tokens: int | None = None
     block_size: int = 16
@@ -51,6 +56,10 @@ class PacedConfig:
         if self.max_num_batched_tokens < self.max_num_seqs:
             msg = f"max_num_batched_tokens={self.max_num_batched_tokens} must be >="
             msg += f" max_num_seqs={self.max_num_seqs}"
+            raise ValueError(msg)
+        if not 0 <= self.long_prefill_token_threshold <= self.max_model_len:
+            msg = f"long_prefill_token_threshold={self.long_prefill_token_threshold} is not within"
+            msg += f" 0..max_model_len={self.max_model_len}"
             raise ValueError(msg)
 
     def _check_cache(self) -> None:

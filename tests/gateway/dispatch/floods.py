@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
+from serving.engine.paced.config import PacedConfig
 from tests.gateway.dispatch.simulated_fleet import (
     CHIP,
     SimulatedFleet,
@@ -16,6 +18,11 @@ from tests.gateway.dispatch.simulated_network import run_on_network
 WEIGHTS = {"five": 5.0, "three": 3.0, "two": 2.0}
 # Where tenants ask: all at one gateway, any of four for each request, or each at its own of four.
 AT_ONE, AT_ANY, APART = "at one gateway", "at any of four", "each at its own of four"
+
+# Its steps compute no more of a prompt while there are others, or a request's share of the step.
+BOUNDED = replace(
+    CHIP, long_prefill_token_threshold=512, long_prefill_token_threshold_adaptive=True
+)
 
 
 class Doors:
@@ -41,6 +48,7 @@ def beside_a_flood(
     *,
     knows_tenants: bool = True,
     num_requests: int = 200,
+    engine: PacedConfig = CHIP,
 ) -> tuple[list[float], list[float]]:
     """Returns the times of first tokens of two tenants, and of another that floods.
 
@@ -54,7 +62,7 @@ def beside_a_flood(
     async def main() -> None:
         chance = random.Random(seed)
         loop = asyncio.get_running_loop()
-        async with simulated_fleet(Doors.count(kind), engines_of(CHIP, 2)) as fleet:
+        async with simulated_fleet(Doors.count(kind), engines_of(engine, 2)) as fleet:
             doors = Doors(kind, fleet, chance)
             at_s = loop.time()
             for number in range(num_requests):

@@ -19,6 +19,7 @@ from tests.gateway.dispatch.floods import (
     APART,
     AT_ANY,
     AT_ONE,
+    BOUNDED,
     WEIGHTS,
     Doors,
     beside_a_flood,
@@ -217,6 +218,15 @@ def test_a_flood_of_long_prompts_is_in_front_of_others_by_a_step_or_two(kind: st
     others, _ = beside_a_flood(kind, 4000)
     assert quantile(others, 0.5) < 0.5
     assert quantile(others, 0.99) < 1.2
+
+
+@LONG_BUT_APART
+def test_a_flood_of_long_prompts_is_before_nobody_where_steps_bound_each(kind: str) -> None:
+    """So they are as one of prompts of 500 tokens: others begin in the step that comes next."""
+    others, flood = beside_a_flood(kind, 4000, engine=BOUNDED)
+    assert quantile(others, 0.5) < 0.12
+    assert quantile(others, 0.99) < 0.2
+    assert quantile(flood, 0.5) > 10.0
 
 
 def test_sixteen_gateways_load_engines_alike() -> None:
