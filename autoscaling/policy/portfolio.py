@@ -94,10 +94,15 @@ def safest_worth_buying(
             return _portfolio_of(slices, total, floor, options)
 
 
+# The least first.
+_Rank = tuple[float, float, float, float]
+
+
 class _Judge:
     """Ranks how many slices there are of each option, the least first.
 
-    Hundreds are ranked for one portfolio, so that what all have in common is looked up once.
+    Hundreds are ranked for one portfolio, many of them several times, so that what all have in
+    common is looked up once, and a rank is kept.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class _Judge:
     ) -> None:
         self._total, self._floor, self._demand = total, min(floor, total), demand
         self._shortage_usd_per_hour = shortage_usd_per_hour
+        self._ranks: dict[tuple[int, ...], _Rank] = {}
         groups = list(dict.fromkeys(each.group for each in options if each.group is not None))
         self._options = [
             (each.usd_per_hour, each.weight, -1 if each.group is None else groups.index(each.group))
@@ -122,11 +128,17 @@ class _Judge:
             outages = max(each.outages_per_hour for each in members)
             self._gone.append(outages * max(each.lead_h for each in members))
 
-    def rank(self, counts: Sequence[int]) -> tuple[float, float, float, float]:
+    def rank(self, counts: tuple[int, ...]) -> _Rank:
         """What is missing, unsafe, its cost with what shortages cost, and the most that is lost.
 
         At equal cost, the one that keeps more slices wins.
         """
+        rank = self._ranks.get(counts)
+        if rank is None:
+            rank = self._ranks[counts] = self._rank(counts)
+        return rank
+
+    def _rank(self, counts: tuple[int, ...]) -> _Rank:
         usd = carried = 0.0
         lost = [0.0] * len(self._gone)
         for count, (price, weight, group) in zip(counts, self._options, strict=True):

@@ -72,6 +72,9 @@ class _Coming:
     ) -> None:
         self._now_s, self._classes = now_s, classes
         self._slices = {name: fleet.of_class(name) for name in planned}
+        self._expected = {
+            name: classes[name].expected(slices, now_s) for name, slices in self._slices.items()
+        }
         self._weights = {each.name: each.weight for each in options}
         self._planned = planned
         leads_s = (classes[name].lead_s for name, count in planned.items() if count)
@@ -118,7 +121,6 @@ class _Coming:
             if name in self.asked:
                 count += self.asked[name].count
             if not (history.is_healthy(self._now_s) and history.lead_s <= within_s):
-                there = history.num_there(self._slices[name], self._now_s, within_s)
-                count = min(count, there)
+                count = min(count, self._expected[name].num_within(within_s))
             total += count * self._weights[name]
         return total

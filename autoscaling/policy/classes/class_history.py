@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.policy.classes.backoff import Backoff
-from autoscaling.policy.classes.known_ends import KnownEnds, is_ending
+from autoscaling.policy.classes.expected_slices import ExpectedSlices
+from autoscaling.policy.classes.known_ends import KnownEnds, leaves_in
 from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
@@ -226,21 +227,31 @@ class ClassHistory:
 
         An order that is overdue, or made of a class that backs off, is not expected.
         """
+        return self.expected(slices, now_s).num_within(within_s)
+
+    def expected(self, slices: Iterable[SliceView], now_s: float) -> ExpectedSlices:
+        """Returns those of `num_there`, to ask for several times."""
         is_healthy = self.is_healthy(now_s)
-
-        def comes(each: SliceView) -> bool:
-            eta_s = self.eta_s(each)
-            if each.state in WAITING and (not is_healthy or eta_s < now_s):
-                return False
-            return eta_s <= now_s + within_s
-
-        return sum(
-            1
-            for each in slices
-            if each.state != SliceState.DRAINING
-            and not is_ending(each, now_s, within_s)
-            and (each.state == SliceState.READY or comes(each))
-        )
+        lead_s, load_s = self.lead_s, self.load_s
+        etas_s: list[float] = []
+        ending: list[tuple[float, float]] = []
+        for each in slices:
+            state = each.state
+            if state == SliceState.DRAINING:
+                continue
+            eta_s = -math.inf
+            if state in WAITING:
+                eta_s = each.requested_at_s + lead_s
+                if not is_healthy or eta_s < now_s:
+                    continue
+            elif state != SliceState.READY:
+                eta_s = each.since_s + load_s
+            if (leaves_in_s := leaves_in(each, now_s)) is None:
+                etas_s.append(eta_s)
+            else:
+                ending.append((eta_s, leaves_in_s))
+        etas_s.sort()
+        return ExpectedSlices(now_s, etas_s, ending)
 
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""

@@ -15,18 +15,20 @@ _LEAVES_BEFORE_S = 130.0
 _STAYING = HELD_STATES - {SliceState.DRAINING}
 
 
-def is_ending(each: SliceView, now_s: float, within_s: float) -> bool:
-    """Returns whether a slice is held, does not drain yet, and leaves within that time."""
-    return (
-        each.expires_at_s is not None
-        and each.state in _STAYING
-        and each.expires_at_s - _LEAVES_BEFORE_S - now_s < within_s
-    )
+def leaves_in(each: SliceView, now_s: float) -> float | None:
+    """Returns in how long a slice leaves that is held and does not drain yet.
+
+    `None` if that is not known, as of one that is not held.
+    """
+    if each.expires_at_s is None or each.state not in _STAYING:
+        return None
+    return each.expires_at_s - _LEAVES_BEFORE_S - now_s
 
 
 def num_ending(slices: Iterable[SliceView], now_s: float, within_s: float) -> int:
     """Returns how many of `slices` end within that time."""
-    return sum(1 for each in slices if is_ending(each, now_s, within_s))
+    ends_in_s = (leaves_in(each, now_s) for each in slices)
+    return sum(1 for each in ends_in_s if each is not None and each < within_s)
 
 
 class KnownEnds:

@@ -9,7 +9,7 @@ from policy_world import RULES, SPOT
 
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.records import SliceLoss, SliceView
-from serving.domain.slice_lifecycle import EndCause, SliceState
+from serving.domain.slice_lifecycle import HELD_STATES, WAITING, EndCause, SliceState
 
 BACKING_OFF = replace(RULES, backoff_s=100.0, max_backoff_s=300.0)
 
@@ -42,6 +42,50 @@ def test_each_disappointment_counts_for_longer_up_to_a_bound() -> None:
         300,
         300,
     ]
+
+
+@given(
+    st.lists(
+        st.builds(
+            SliceView,
+            st.just("a"),
+            st.just("spot"),
+            st.sampled_from(list(SliceState)),
+            st.integers(0, 1000).map(float),
+            st.integers(0, 1000).map(float),
+            expires_at_s=st.none() | st.integers(900, 2500).map(float),
+        ),
+        max_size=8,
+    ),
+    st.booleans(),
+    st.lists(st.integers(0, 1500).map(float), min_size=1, max_size=4),
+)
+def test_slices_serve_in_a_while_that_stay_until_then_and_are_ready_or_will_be(
+    slices: list[SliceView], is_healthy: bool, within_s: list[float]
+) -> None:
+    now_s = 1000.0
+    history = ClassHistory(SPOT, BACKING_OFF)
+    if not is_healthy:
+        disappoint(history, now_s - 20)
+    assert history.is_healthy(now_s) == is_healthy
+
+    def serves(each: SliceView, in_s: float) -> bool:
+        if each.state == SliceState.DRAINING:
+            return False
+        expires_at_s = each.expires_at_s if each.state in HELD_STATES else None
+        if expires_at_s is not None and expires_at_s - 130 - now_s < in_s:
+            return False  # it will have left
+        if each.state == SliceState.READY:
+            return True
+        if each.state not in WAITING:
+            return each.since_s + history.load_s <= now_s + in_s
+        eta_s = each.requested_at_s + history.lead_s
+        return is_healthy and now_s <= eta_s <= now_s + in_s
+
+    expected = history.expected(slices, now_s)
+    for in_s in within_s:
+        assert expected.num_within(in_s) == sum(serves(each, in_s) for each in slices)
+        assert history.num_there(slices, now_s, in_s) == expected.num_within(in_s)
 
 
 def test_order_whose_machines_boot_is_not_late_and_shows_that_the_class_delivers() -> None:
