@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -93,6 +94,29 @@ def test_long_prompt_is_computed_in_chunks_that_leave_room_for_running_requests(
     # 10 of 25 tokens beside each of `a`'s, then the last 5.
     assert times["a"] == [0.101, 0.211, 0.321, 0.426, 0.526, 0.626]
     assert times["b"] == [0.426]
+
+
+def test_part_of_a_prompt_in_a_step_is_bounded_while_there_are_others() -> None:
+    config = PacedConfig(
+        time_per_token_s=BASE_S,
+        prefill_tokens_per_s=1000.0,
+        max_num_seqs=3,
+        max_num_batched_tokens=10,
+        long_prefill_token_threshold=4,
+    )
+    # Steps: 4 of `a` and all of `b`; then, with nobody else, all that is left of `a`.
+    assert times_of(config, request("a", 9), request("b", 3)) == {"a": [0.212], "b": [0.107]}
+    # A share of three is less than four, of two it is five.
+    adaptive = replace(config, long_prefill_token_threshold_adaptive=True)
+    assert times_of(adaptive, request("a", 9), request("b", 3)) == {"a": [0.212], "b": [0.108]}
+    three = request("a", 9), request("b", 3), request("c", 3)
+    assert times_of(adaptive, *three) == {"a": [0.215], "b": [0.11], "c": [0.11]}
+
+
+def test_tokens_of_a_step_are_not_bounded_where_prompts_take_no_time() -> None:
+    config = PacedConfig(time_per_token_s=BASE_S, max_num_batched_tokens=1)
+    times = times_of(config, request("a", 10, 3), request("b", 20, 3))
+    assert times == {"a": [0.0, 0.1, 0.2], "b": [0.0, 0.1, 0.2]}
 
 
 def test_prompts_are_computed_in_order_of_arrival() -> None:

@@ -236,27 +236,33 @@ class PacedBatch:
 
     def _begin_step(self, start_s: float, now_s: float) -> None:
         """Decides what the step that starts at `start_s` computes, and with that its end."""
-        config, num_before = self._config, self.num_preemptions
+        config = self._config
+        if config.prefill_tokens_per_s is None:
+            num_emitted, prompts_s = len(self._running), 0.0
+        else:
+            self._fill_step(now_s)
+            is_last = (
+                sequence.prompt_left == self._chunks.get(request_id, 0)
+                for request_id, sequence in self._running.items()
+            )
+            num_emitted = sum(is_last) - len(self._left_out)
+            prompts_s = sum(self._chunks.values()) / config.prefill_tokens_per_s
+        duration_s = config.time_per_token_s + config.tpot_per_seq_s * num_emitted + prompts_s
+        self._step_at_s = start_s + duration_s
+        if self._step_at_s < now_s - MAX_LAG_S:
+            self._step_at_s = now_s + duration_s
+
+    def _fill_step(self, now_s: float) -> None:
+        """Divides the tokens of the next step: first those that are begun, in their order."""
         self._left_out.clear()
-        left = config.max_num_batched_tokens
-        most = self._most_of_one
+        left, most = self._config.max_num_batched_tokens, self._most_of_one
+        num_before = self.num_preemptions
         for sequence in list(self._running.values()):
             if sequence.request_id in self._running:
                 left -= self._go_on(sequence, min(left, most))
         # What was taken from others was needed by those that go on.
         if self.num_preemptions == num_before:
             self._begin_prompts(left, most, now_s)
-        is_last = (
-            sequence.prompt_left == self._chunks.get(request_id, 0)
-            for request_id, sequence in self._running.items()
-        )
-        num_emitted = sum(is_last) - len(self._left_out)
-        duration_s = config.time_per_token_s + config.tpot_per_seq_s * num_emitted
-        if config.prefill_tokens_per_s is not None:
-            duration_s += sum(self._chunks.values()) / config.prefill_tokens_per_s
-        self._step_at_s = start_s + duration_s
-        if self._step_at_s < now_s - MAX_LAG_S:
-            self._step_at_s = now_s + duration_s
 
     @property
     def _most_of_one(self) -> int:
