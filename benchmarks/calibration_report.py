@@ -94,7 +94,11 @@ What the simulation was told: seconds after the decision, median (range).
 
 {times}
 
-The policy was shown a load that was {report_age_s:.1f} s old, the median; so is the simulated one.
+A time below zero is that of a slice that was to go and stays.
+
+The policy was shown a load that it had first seen {report_age_s:.1f} s before, the median; so is
+the simulated one. How much older it was when a gateway told it is not in that: a live decision
+knows of a change a report's period later, some seconds, than a simulated one.
 
 ## Where the errors come from
 
