@@ -128,8 +128,7 @@ class EngineTable:
         ids = [connection.engine_id for connection, _ in self.engines]
         self._columns = EngineColumns.of(ids, (is_known for _, is_known in self.engines))
         self._read = [-1] * len(ids)
-        each_room = enumerate(connection.room for connection, _ in self.engines)
-        self._unbounded = [row for row, room in each_room if room is None]
+        self._unbounded = [row for row, (each, _) in enumerate(self.engines) if each.room is None]
         self.rows = {engine_id: row for row, engine_id in enumerate(ids)}
 
     def _read_row(self, row: int, connection: EngineConnection) -> None:
