@@ -70,10 +70,16 @@ class RulesConfig(_Section):
     """Without a request for so long, a model goes to zero slices."""
     floor_ratio: _Share = _rule("floor_ratio")
     """Share of the demand that is left when any one group of revocable classes is lost."""
+    floor_price_ratio: _NotNegative = _rule("floor_price_ratio")
+    """The price up to which slices are bought for that alone, in prices of the cheapest class.
+    Beyond it by what they are worth."""
     tpot_margin: _Share = _rule("tpot_margin")
     """Share of the TPOT objective that is planned for."""
     spread: _NotNegative = _rule("spread")
     """Standard deviations of the requests in flight that are kept free."""
+    late_ratio: _Share = _rule("late_ratio")
+    """Share of requests that may miss an objective. As far as fewer do, less is kept free. With 0
+    that is not looked at."""
     forecast_share: _Share = _rule("forecast_share")
     """Share of past forecasts that were no higher than what is planned for."""
     drain_delay_s: _NotNegative = _rule("drain_delay_s")

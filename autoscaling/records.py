@@ -6,6 +6,7 @@ Owns the nouns. Decides nothing. Pure data: times are seconds on one clock of th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from serving.domain.capacity.batch_due import NOTHING_DUE, BatchDue
@@ -99,7 +100,7 @@ class SliceLoss:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what it keeps
 class Fleet:
     """The slices of one model, and how many each compute class was last asked for.
 
@@ -114,7 +115,14 @@ class Fleet:
 
     def of_class(self, name: str) -> tuple[SliceView, ...]:
         """Returns its slices from one compute class."""
-        return tuple(each for each in self.slices if each.compute_class == name)
+        return self._by_class.get(name, ())
+
+    @cached_property
+    def _by_class(self) -> Mapping[str, tuple[SliceView, ...]]:
+        found: dict[str, list[SliceView]] = {}
+        for each in self.slices:
+            found.setdefault(each.compute_class, []).append(each)
+        return {name: tuple(slices) for name, slices in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

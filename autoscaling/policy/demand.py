@@ -39,11 +39,6 @@ class Demand:
         return self.mean + self.spread + max(self.backlog, self.pressure)
 
     @property
-    def whole(self) -> int:
-        """The number of whole slices needed. A rounding error of the sum does not cost a slice."""
-        return math.ceil(self.slices - 1e-6)
-
-    @property
     def arithmetic(self) -> str:
         """The sum behind the number, for a log line."""
         text = (

@@ -121,6 +121,8 @@ class PolicyRecord(_Record):
     forecast: ForecastRecord
     learned: LearnedRecord
     classes: dict[str, ClassRecord]
+    reserve_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """How much of its reserve the need keeps; see `Reserve`. An earlier build wrote none."""
 
 
 def slice_shape_of(profiles: Profiles) -> str:

@@ -8,14 +8,16 @@ The steps, each a pure function or a small memory of its own:
                     and a little more while objectives are missed or caches are full
                     (`need.pressure`)
 3. hold             the highest need of the last `drain_delay_s`: growth is at once, decline waits,
-                    and there is none while work waits (`need.scale_down`) or such pressure lasts
+                    and there is none while work waits (`need.scale_down`) or such pressure lasts;
+                    of what is beyond the work of now, as much as service takes (`need.reserve`)
 4. `need.batches`   slices of their own for batches whose time runs out, without a floor
 5. `class_history`  which classes are healthy, and what a useful hour of each costs
    `quotas`         what other models leave this one of the chips that they share
-6. `portfolio`      the cheapest slices that meet the need and keep a floor when a group is lost
-7. `bridges`        what others bring where slices end before their class replaces them
-8. `horizons`       what classes that deliver later are asked for, for the need of that time
-   `stopgaps`       what sooner ones bring until slower ones of the portfolio deliver
+6. `mix.portfolio`  the cheapest slices that meet the need and keep a floor when a group is lost,
+                    up to a price (`mix.floors`)
+7. `mix.bridges`    what others bring where slices end before their class replaces them
+8. `mix.horizons`   what classes that deliver later are asked for, for the need of that time
+   `mix.stopgaps`   what sooner ones bring until slower ones of the portfolio deliver
 9. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
@@ -29,14 +31,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from autoscaling.policy.bridges import bridged
 from autoscaling.policy.capacity.learned_capacity import LearnedCapacity
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.engine_failures import EngineFailures
-from autoscaling.policy.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
 from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
+from autoscaling.policy.mix.bridges import bridged
+from autoscaling.policy.mix.floors import floor_within
+from autoscaling.policy.mix.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
+from autoscaling.policy.mix.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.mix.stopgaps import stopgaps
 from autoscaling.policy.need.model_need import ModelNeed, Needed
-from autoscaling.policy.portfolio import ClassOption, Portfolio, safest_worth_buying
 from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.quotas.records import (
     NOTHING_SHARED,
@@ -45,7 +49,6 @@ from autoscaling.policy.quotas.records import (
     chips_of,
 )
 from autoscaling.policy.rules import Rules
-from autoscaling.policy.stopgaps import stopgaps
 from autoscaling.policy.targets import PlanInputs, plan_targets, without_falls
 from autoscaling.records import Fleet, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -141,12 +144,13 @@ class SlicewisePolicy:
         floor = self._floor_of(needed.need)
         self._question = _Question(observation, needed, floor)
         reliable, ideal = self._options(now_s, fleet, NOTHING_SHARED)
+        price_ratio = self._rules.floor_price_ratio
         held, leaving = chips_of(fleet.slices)
         return SlicesAsked(
             pressing=needed.pressing,
             need=needed.need,
             whole=needed.whole,
-            floor=floor,
+            floor=floor_within(price_ratio, needed.whole, floor, reliable),
             reliable=reliable,
             ideal=ideal,
             held=held,
@@ -163,7 +167,8 @@ class SlicewisePolicy:
         if needed is None:
             return self._hold(observation)
         reliable, options = self._options(now_s, fleet, share)
-        cover = _Cover(needed.whole, floor, needed.demand.mean)
+        cover = _Cover(needed.whole, floor, needed.mean)
+        rule = floor_within(self._rules.floor_price_ratio, cover.need, floor, reliable)
         ideal = self._mix(cover, options)
         lasting, missing = bridged(now_s, fleet, self._classes, reliable, ideal)
         safe = self._mix(cover, lasting)
@@ -193,7 +198,17 @@ class SlicewisePolicy:
             drain_delay_s=self._rules.drain_delay_s,
             kept=needed.need - needed.least,
             kept_because=needed.stays,
-            notes="; ".join(filter(None, (*needed.notes, *self._shape_words(), share.words))),
+            notes="; ".join(
+                filter(
+                    None,
+                    (
+                        _floor_words(floor, rule),
+                        *needed.notes,
+                        *self._shape_words(),
+                        share.words,
+                    ),
+                )
+            ),
         )
         plan, self._surplus_since_s = plan_targets(
             inputs,
@@ -222,6 +237,7 @@ class SlicewisePolicy:
             slice_shape=slice_shape_of(self._profiles),
             forecast=self._need.forecaster.to_record(),
             learned=self.learned.to_record(),
+            reserve_share=self._need.reserve.share,
             classes={name: each.to_record() for name, each in self._classes.items()},
         )
 
@@ -326,7 +342,8 @@ class SlicewisePolicy:
     def _mix(self, cover: _Cover, options: list[ClassOption]) -> Portfolio:
         """The portfolio worth buying, kept because most decisions ask for the same one again."""
         # Rounded: differences that hardly change the portfolio need no other one.
-        need, floor, demand = cover.need, cover.floor, round(cover.demand, 1)
+        need, demand = cover.need, round(cover.demand, 1)
+        floor = floor_within(self._rules.floor_price_ratio, need, cover.floor, options)
         asked = (need, floor, demand, *(_rounded(option) for option in options))
         if asked not in self._known_mixes:
             if len(self._known_mixes) >= _MIXES_KEPT:
@@ -352,6 +369,13 @@ class SlicewisePolicy:
         rates = self._need.rate_words(now_s, needed, self._leading(now_s)[0].lead_s)
         need = f"need {inputs.need}, floor {floor:g}"
         return "; ".join((rates, need, *notes)) + self._failures.words
+
+
+def _floor_words(floor: float, rule: float) -> str:
+    """Why less is left than the rules' floor, in words; nothing while that is kept."""
+    if rule >= floor:
+        return ""
+    return f"of the floor {rule:g} are kept at any rate, the rest by what it is worth"
 
 
 def _rounded(option: ClassOption) -> ClassOption:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.classes.known_ends import num_ending
-from autoscaling.policy.horizons import AskedAhead
-from autoscaling.policy.portfolio import Portfolio, num_within
-from autoscaling.policy.stopgaps import Stopgap
+from autoscaling.policy.mix.horizons import AskedAhead
+from autoscaling.policy.mix.portfolio import Portfolio, num_within
+from autoscaling.policy.mix.stopgaps import Stopgap
 from autoscaling.records import Decision, Fleet, Plan, SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState
 

@@ -6,7 +6,7 @@ time comes in.
 """
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from autoscaling.policy.capacity.learned_capacity import learned_of_record, nothing_learned
@@ -21,7 +21,9 @@ from autoscaling.policy.demand import (
 from autoscaling.policy.forecast import Forecaster
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.need.batches import BatchCapacity, BatchInputs, BatchPatience
+from autoscaling.policy.need.held import HeldDemand, RecentWork
 from autoscaling.policy.need.pressure import Pressure, pressure_reason
+from autoscaling.policy.need.reserve import Reserve
 from autoscaling.policy.need.scale_down import (
     MOST_TURNS,
     NeedFloor,
@@ -48,14 +50,16 @@ class Needed:
     """The slices that `load` needs, and why; they are of the model's own shape.
 
     `demand` is what it takes now, or by when the soonest class delivers; `num_ready` slices are
-    there. `pressing` slices are for the work that comes now, without what waits or is foreseen.
-    `least` slices are the demand, held for a while; `need` are those that are planned for,
-    more of them because of `stays` (`None`: no reason); `whole` are those with the ones for
-    batches. `notes` say what else they come of.
+    there. `mean` is what of the demand is no reserve, or a part of it that is kept. `pressing`
+    slices are for the work that comes now, without what waits or is foreseen.
+    `least` slices are the demand, held for a while, with as much of its reserve as is kept; `need`
+    are those that are planned for, more of them because of `stays` (`None`: no reason); `whole` are
+    those with the ones for batches. `notes` say what else they come of.
     """
 
     load: ModelLoad
     demand: Demand
+    mean: float
     num_ready: float
     pressing: int
     least: int
@@ -88,7 +92,11 @@ class ModelNeed:
         self._learned_at_s: float | None = None
         self._busy_at_s: float | None = None
         # By the class for whose time they are; "" is the base.
-        self._needs: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._held: defaultdict[str, HeldDemand] = defaultdict(
+            lambda: HeldDemand(rules.drain_delay_s)
+        )
+        self.reserve = Reserve(rules.late_ratio, 1.0 if memory is None else memory.reserve_share)
+        self._work = RecentWork(rules.drain_delay_s)
         self._floor = NeedFloor()
         self._turns = NeedTurns()
         self._factor = 1.0
@@ -110,15 +118,21 @@ class ModelNeed:
         num_ready = sum(count * self.weight(name) for name, count in ready.items())
         self._factor = self.learned.factor(ready)
         self._look_at_pressure(now_s, load, num_ready)
+        self.reserve.look(now_s, load)
         demand = self._demand(now_s, load, num_ready, lead_s)
-        least = self._held_need(now_s, self._bounded(now_s, load, demand))
+        least = self._kept_demand(now_s, load, demand)
+        mean = self.reserve.kept(demand.mean, self._work.slices)
         why = stays or why_nothing_may_go(load, self._rules) or self._pressed_because
         need, kept_because = self._kept_need(now_s, why, least, num_ready)
-        batch = self._batch_capacity(now_s, load, need, demand.mean, lead_s)
+        batch = self._batch_capacity(now_s, load, need, mean, lead_s)
         whole = min(need + batch.slices, self._rules.max_slices)
-        notes = tuple(filter(None, (self._carries, batch.words, *load.left_out)))
-        pressing = min(need, self._held_need(now_s, self._pressing(now_s, load), _NOW))
-        return Needed(load, demand, num_ready, pressing, least, need, whole, kept_because, notes)
+        notes = tuple(
+            filter(None, (self._carries, self.reserve.words, batch.words, *load.left_out))
+        )
+        pressing = min(need, self._kept_demand(now_s, load, self._pressing(), _NOW))
+        return Needed(
+            load, demand, mean, num_ready, pressing, least, need, whole, kept_because, notes
+        )
 
     def weight(self, compute_class: str) -> float:
         """What a slice of a class carries of requests as they lately were; see `Profiles`."""
@@ -128,8 +142,8 @@ class ModelNeed:
     def by(self, now_s: float, now: Needed, lead_s: float, name: str) -> tuple[int, float]:
         """Returns the need by when class `name` delivers, and its mean in slices."""
         demand = self._demand(now_s, now.load, now.num_ready, lead_s)
-        need = self._held_need(now_s, self._bounded(now_s, now.load, demand), name)
-        return need, demand.mean
+        need = self._kept_demand(now_s, now.load, demand, name)
+        return need, self.reserve.kept(demand.mean, self._work.slices)
 
     def rate_words(self, now_s: float, now: Needed, lead_s: float) -> str:
         """The sums behind a need, for a reader."""
@@ -185,21 +199,21 @@ class ModelNeed:
         most = self._most_backlog(now_s, load, steady.mean, lead_s, has_backlog=backlog > 0)
         return Demand(steady.mean, steady.spread, min(backlog, most), self._added)
 
-    def _pressing(self, now_s: float, load: ModelLoad) -> int:
-        """The slices that take the work that comes now.
+    def _pressing(self) -> Demand:
+        """The demand of the work that comes now.
 
         What waits is no part of it. Of two models that lack slices each would have them in turn, as
         its line grows without them, and they would load more than serve.
         """
         rate = self._requests_per_s(self.forecaster.level)
         traffic = DemandInputs(rate, *self.forecaster.tokens)
-        steady = demand_of(traffic, self._profile, self._rules, self._factor)
-        return self._bounded(now_s, load, steady)
+        return demand_of(traffic, self._profile, self._rules, self._factor)
 
     def _look_at_pressure(self, now_s: float, load: ModelLoad, num_ready: float) -> None:
         """Notes what shows that slices have too much to do now, and what is added for it."""
         traffic = DemandInputs(self.forecaster.rate, *self.forecaster.tokens)
         mean = demand_of(traffic, self._profile, self._rules, self._factor).mean
+        self._work.look(now_s, mean)
         self._pressed_because = pressure_reason(load, mean, num_ready)
         self._added = self._pressure.added_slices(now_s, mean, self._pressed_because)
 
@@ -269,21 +283,16 @@ class ModelNeed:
             return need, f"it has turned {MOST_TURNS} times in an hour, or would"
         return need, stays
 
-    def _bounded(self, now_s: float, load: ModelLoad, demand: Demand) -> int:
+    def _kept_demand(self, now_s: float, load: ModelLoad, demand: Demand, name: str = "") -> int:
+        """Returns the whole slices for the highest demand lately, with the reserve that is kept."""
+        highest = self._held[name].look(now_s, demand)
+        kept = self.reserve.kept(highest.steady, self._work.slices) + highest.more
+        return self._bounded(now_s, load, math.ceil(min(kept, highest.whole) - 1e-6))
+
+    def _bounded(self, now_s: float, load: ModelLoad, wanted: int) -> int:
         rules = self._rules
-        wanted = demand.whole
         if load.has_work or (
             self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s
         ):
             wanted = max(wanted, 1)
         return min(max(wanted, rules.min_slices), rules.max_slices)
-
-    def _held_need(self, now_s: float, need: int, name: str = "") -> int:
-        """The highest need of the last `drain_delay_s`, from a queue of falling needs."""
-        needs = self._needs[name]
-        while needs and needs[-1][1] <= need:
-            needs.pop()
-        needs.append((now_s, need))
-        while needs[0][0] < now_s - self._rules.drain_delay_s:
-            needs.popleft()
-        return needs[0][1]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autoscaling.policy.portfolio import ClassOption
+from autoscaling.policy.mix.portfolio import ClassOption
 from autoscaling.records import SliceView
 from serving.domain.slice_lifecycle import WAITING, SliceState
 

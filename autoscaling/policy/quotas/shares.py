@@ -19,7 +19,7 @@ quota are right; those of several are good, for such choices are not taken back.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autoscaling.policy.portfolio import ClassOption, Portfolio, cheapest_portfolio
+from autoscaling.policy.mix.portfolio import ClassOption, Portfolio, cheapest_portfolio
 from autoscaling.policy.quotas.records import ChipQuota, Member, SlicesAsked
 
 # Slices by model and class; only classes with a quota, and only where they are not fixed.

@@ -20,7 +20,6 @@ from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
 _FEWEST_SLOTS = 8
 # A gateway expects answers to be as long as those of so many seconds were, on average.
 _LENGTH_WINDOW_S = 30.0
-_DONE = ("computed", "emitted", "step", "busy_s")
 _LAW = (
     *("base_s", "per_sequence_s", "per_prompt_token_s"),
     *("max_num_seqs", "max_num_batched_tokens"),
@@ -51,7 +50,8 @@ class SimulatedTraffic:
 
     `oldest_wait_s` is of the requests that wait at the gateway, 0 without one. For `full_s` in all
     some waited, and no engine had a place. `num_late` of the `num_first_tokens` came later than the
-    objective of their prompts.
+    objective of their prompts, and `num_slow` of the `num_paced` answers, those with two tokens or
+    more, were slower than theirs.
     """
 
     at_s: float
@@ -65,6 +65,8 @@ class SimulatedTraffic:
     full_s: float = 0.0
     num_first_tokens: int = 0
     num_late: int = 0
+    num_paced: int = 0
+    num_slow: int = 0
     work: "EngineSums | None" = None
 
 
@@ -124,10 +126,11 @@ class Engines:
         self._profile = profile
         self._bounds = bounds_of(limits)
         self._ended: deque[tuple[float, int, int]] = deque()  # at, requests, output tokens
-        allowed_s = np.full(len(requests), np.inf, np.float32)
+        allowed_s = np.full((2, len(requests)), np.inf, np.float32)
         if objectives is not None:
             prompts_s = objectives.ttft_per_prompt_token_s * requests.input_tokens
-            allowed_s[:] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
+            allowed_s[0] = objectives.ttft_s + prompts_s - profile.ttft_floor_s
+            allowed_s[1] = objectives.tpot_s * (requests.output_tokens - 1)
         self._num_requests = len(requests)
         most_seqs = max(each.max_num_seqs for each in (profile, *others))
         # Tests look at it, and set it, as no run would come to it.
@@ -262,9 +265,18 @@ class Engines:
             full_s=kernel.full_for_s(self.state, now_s),
             num_first_tokens=int(counts[kernel.FIRST_TOKENS]),
             num_late=int(counts[kernel.LATE]),
-            work=EngineSums(
-                *(self.state.engines[name].copy() for name in _DONE),
-            ),
+            num_paced=int(counts[kernel.PACED]),
+            num_slow=int(counts[kernel.SLOW]),
+            work=self._sums(),
+        )
+
+    def _sums(self) -> EngineSums:
+        engines = self.state.engines
+        return EngineSums(
+            computed=engines["computed"].copy(),
+            emitted=engines["emitted"].copy(),
+            num_steps=engines["step"].copy(),
+            busy_s=engines["busy_s"].copy(),
         )
 
     def _expect_lengths(self, now_s: float) -> None:
@@ -328,7 +340,7 @@ def _empty(
     arrival_s, input_tokens, output_tokens = _with_lines(requests, batches)
     asked = np.zeros(len(arrival_s), kernel.REQUEST)
     asked["arrival_s"] = arrival_s
-    asked["allowed_s"][: len(requests)] = allowed_s
+    asked["allowed_s"][: len(requests)], asked["allowed_more_s"][: len(requests)] = allowed_s
     asked["input_tokens"] = input_tokens
     asked["output_tokens"] = asked["left"] = output_tokens
     asked["link"] = kernel.NOBODY

@@ -68,7 +68,9 @@ FIRST_TOKENS, LATE = 10, 11
 # open. Of lines: those on engines, those that ended, and tokens of these.
 LINES_FROM, BATCHES_OVER, BATCHES_KNOWN = 12, 13, 14
 LINES_ON_ENGINES, LINES_FINISHED, LINES_INPUT_TOKENS, LINES_OUTPUT_TOKENS = 15, 16, 17, 18
-NUM_COUNTS = 19
+# Answers with two tokens or more, and those of them that were slower than their objective.
+PACED, SLOW = 19, 20
+NUM_COUNTS = 21
 
 # Indices of `Kernel.full_s`: since when there is work that waits for room, infinite while there is
 # none, and for how long there was before.
@@ -109,6 +111,7 @@ REQUEST = np.dtype(
     [
         ("arrival_s", np.float64),
         ("allowed_s", np.float32),
+        ("allowed_more_s", np.float32),
         ("input_tokens", np.int32),
         ("output_tokens", np.int32),
         ("left", np.int32),
@@ -168,7 +171,8 @@ class Kernel(NamedTuple):
     """The whole state, changed in place.
 
     Per request: `first_s` and `last_s` are its first and last token after its arrival (NaN without
-    one), `allowed_s` is the longest `first_s` of its objective, `left` the tokens still to give,
+    one), `allowed_s` is the longest `first_s` of its objective and `allowed_more_s` the longest
+    time from that to `last_s`, `left` the tokens still to give,
     `stall_s` how long its stream stood still because it had to move, `parked_s` when it began to
     wait at the gateway, after its arrival. Per engine: `step`
     counts its finished steps as of `anchor_s`; at `event_s` another `event_steps` of `step_s` each
@@ -763,6 +767,8 @@ def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
         asked.status = SERVED
         if request < k.counts[LINES_FROM]:
             k.counts[OUTPUT_TOKENS] += asked.output_tokens
+            k.counts[PACED] += asked.output_tokens > 1
+            k.counts[SLOW] += asked.last_s - asked.first_s > asked.allowed_more_s
         else:
             num_lines += 1
             k.counts[LINES_INPUT_TOKENS] += asked.input_tokens

@@ -2,6 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
+
+import numpy.typing as npt
 
 from autoscaling.observations import Tokens
 from autoscaling.records import ModelLoad
@@ -34,10 +37,15 @@ class SimulatedLoad:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether too many first tokens of the last window were late, as its gateway sees it."""
-        first, last = self._readings[0], self._readings[-1]
-        num_late = last.num_late - first.num_late
-        return are_too_many(num_late, last.num_first_tokens - first.num_first_tokens - num_late)
+        """Whether too many requests of the last window missed an objective, as its gateway sees it.
+
+        That of the first token, or that of later ones.
+        """
+        judged = _judged(self._readings[0], self._readings[-1])
+        return any(
+            are_too_many(judged[f"num_{what}_missed"], judged[f"num_{what}_met"])
+            for what in ("ttft", "tpot")
+        )
 
     def load(self, engines: Iterable[tuple[int, str, str, float]] = ()) -> ModelLoad | None:
         """The load as of the latest reading that is not younger than the delay.
@@ -61,7 +69,7 @@ class SimulatedLoad:
             self._input_tokens_mean = (last.input_tokens - first.input_tokens) / arrived
         if finished:
             self._output_tokens_mean = (last.output_tokens - first.output_tokens) / finished
-        num_late = last.num_late - first.num_late
+        judged = _judged(first, last)
         return ModelLoad(
             at_s=last.at_s,
             requests_per_s=arrived / span_s if span_s > 0 else 0.0,
@@ -71,10 +79,23 @@ class SimulatedLoad:
             oldest_wait_s=last.oldest_wait_s,
             num_in_flight=last.num_in_flight,
             full_ratio=(last.full_s - first.full_s) / span_s if span_s > 0 else 0.0,
-            num_ttft_met=last.num_first_tokens - first.num_first_tokens - num_late,
-            num_ttft_missed=num_late,
+            num_ttft_met=judged["num_ttft_met"],
+            num_ttft_missed=judged["num_ttft_missed"],
+            num_tpot_met=judged["num_tpot_met"],
+            num_tpot_missed=judged["num_tpot_missed"],
             engines=_engine_rates(engines, first, last),
         )
+
+
+def _judged(first: SimulatedTraffic, last: SimulatedTraffic) -> dict[str, int]:
+    """Returns what kept to the objectives between two readings and what did not, by `JUDGED`."""
+    num_late, num_slow = last.num_late - first.num_late, last.num_slow - first.num_slow
+    return {
+        "num_ttft_met": last.num_first_tokens - first.num_first_tokens - num_late,
+        "num_ttft_missed": num_late,
+        "num_tpot_met": last.num_paced - first.num_paced - num_slow,
+        "num_tpot_missed": num_slow,
+    }
 
 
 def _engine_rates(
@@ -84,19 +105,26 @@ def _engine_rates(
     before, after, span_s = first.work, last.work, last.at_s - first.at_s
     if before is None or after is None or span_s <= 0:
         return ()
-    rates = []
-    for slot, slice_id, compute_class, ready_at_s in engines:
-        if ready_at_s > first.at_s or slot >= len(before.num_steps):
-            continue
-        num_steps = int(after.num_steps[slot] - before.num_steps[slot])
-        if num_steps > 0:
-            rates.append(
-                EngineRate(
-                    slice_id,
-                    compute_class,
-                    float(after.computed[slot] - before.computed[slot]) / span_s,
-                    float(after.emitted[slot] - before.emitted[slot]) / span_s,
-                    float(after.busy_s[slot] - before.busy_s[slot]) / num_steps,
-                )
-            )
-    return tuple(rates)
+    num_before = len(before.num_steps)
+    computed, emitted = (
+        _risen(before.computed, after.computed),
+        _risen(before.emitted, after.emitted),
+    )
+    steps, busy_s = _risen(before.num_steps, after.num_steps), _risen(before.busy_s, after.busy_s)
+    return tuple(
+        EngineRate(
+            slice_id,
+            compute_class,
+            computed[slot] / span_s,
+            emitted[slot] / span_s,
+            busy_s[slot] / steps[slot],
+        )
+        for slot, slice_id, compute_class, ready_at_s in engines
+        if ready_at_s <= first.at_s and slot < num_before and steps[slot] > 0
+    )
+
+
+def _risen(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> list[Any]:
+    """Returns by how much the sums of the slots have risen that there were before."""
+    risen: list[Any] = (after[: len(before)] - before).tolist()
+    return risen

@@ -34,6 +34,8 @@ FLEX = ComputeClass("flex-start", 11.0, max_slices=50, provisioning_s=60, load_s
 ON_DEMAND = ComputeClass("on-demand", 20.0, max_slices=50, provisioning_s=60, load_s=60)
 ALL = (RESERVED, SPOT, FLEX, ON_DEMAND)
 TICK_S = 10.0
+# A floor that is kept whatever it costs.
+ANY_PRICE = 1000.0
 
 
 def load(rate: float, at_s: float = 0.0, **more: float | int) -> ModelLoad:

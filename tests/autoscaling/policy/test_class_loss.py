@@ -7,7 +7,7 @@ back.
 from dataclasses import dataclass, replace
 
 import pytest
-from policy_world import ALL, ON_DEMAND, RESERVED, RULES, SPOT, World
+from policy_world import ALL, ANY_PRICE, ON_DEMAND, RESERVED, RULES, SPOT, World
 
 from serving.domain.compute_class import ComputeClass
 
@@ -64,7 +64,9 @@ TABLE = {
 def test_lost_class_is_replaced_by_the_cheapest_relied_on_and_its_wishes_stay_open(
     row: Row,
 ) -> None:
-    world = World.of(*row.terms, rules=replace(RULES, floor_ratio=row.floor_ratio))
+    world = World.of(
+        *row.terms, rules=replace(RULES, floor_ratio=row.floor_ratio, floor_price_ratio=ANY_PRICE)
+    )
     world.run(RATE, 900)
     before = dict(world.targets)
     assert world.ready() == NEED

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_world import FLEX, PROFILE, RESERVED, RULES, SPOT, World, load
+from policy_world import ANY_PRICE, FLEX, PROFILE, RESERVED, RULES, SPOT, World, load
 
-from autoscaling.policy.horizons import Horizon, asked_ahead
+from autoscaling.policy.mix.horizons import Horizon, asked_ahead
+from autoscaling.policy.mix.portfolio import Portfolio
 from autoscaling.policy.policy import SlicewisePolicy
-from autoscaling.policy.portfolio import Portfolio
 from autoscaling.records import Fleet, Observation, SliceView
 from serving.domain.slice_lifecycle import SliceState
 
@@ -64,7 +64,9 @@ def test_what_the_soonest_class_can_bring_later_is_not_asked_of_a_slower_one() -
 
 
 def test_slower_class_that_the_floor_needs_is_asked_ahead() -> None:
-    world = World.of(SPOT, SLOW_FLEX, rules=replace(QUIET, floor_ratio=0.5))
+    world = World.of(
+        SPOT, SLOW_FLEX, rules=replace(QUIET, floor_ratio=0.5, floor_price_ratio=ANY_PRICE)
+    )
     world.run(36.0, 2400)
     assert world.targets == {"spot": 2, "flex-start": 2}
     rate = 36.0

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from policy_world import (
     ALL,
+    ANY_PRICE,
     FLEX,
     ON_DEMAND,
     PROFILE,
@@ -36,7 +37,7 @@ def test_prepaid_slices_come_first_then_the_cheapest() -> None:
 
 
 def test_floor_is_kept_on_classes_that_are_not_lost_together() -> None:
-    world = World.of(rules=replace(RULES, floor_ratio=0.6))
+    world = World.of(rules=replace(RULES, floor_ratio=0.6, floor_price_ratio=ANY_PRICE))
     world.run(98.0, 600)  # ten slices: six must stay when spot goes
     assert world.targets == {"reserved": 2, "spot": 4, "flex-start": 4, "on-demand": 0}
 

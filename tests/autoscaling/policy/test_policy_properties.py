@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_world import ALL, ON_DEMAND, PROFILE, RESERVED, RULES, SPOT, World, load
+from policy_world import ALL, ANY_PRICE, ON_DEMAND, PROFILE, RESERVED, RULES, SPOT, World, load
 
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.records import Fleet, Observation
 from autoscaling.replay import observation_of_json, observation_to_json, plan_to_json
 
-BOUNDED = replace(RULES, min_slices=1, max_slices=12, floor_ratio=0.4)
+BOUNDED = replace(RULES, min_slices=1, max_slices=12, floor_ratio=0.4, floor_price_ratio=ANY_PRICE)
 rates = st.floats(0, 150, allow_nan=False)
 
 

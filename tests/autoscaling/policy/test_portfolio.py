@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.policy.portfolio import ClassOption, cheapest_portfolio, safest_worth_buying
+from autoscaling.policy.mix.portfolio import ClassOption, cheapest_portfolio, safest_worth_buying
 
 
 @st.composite

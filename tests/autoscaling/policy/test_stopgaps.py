@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from policy_world import FLEX, ON_DEMAND, RULES, SPOT, World
 
 from autoscaling.policy.classes.class_history import ClassHistory
-from autoscaling.policy.portfolio import ClassOption
-from autoscaling.policy.stopgaps import stopgaps
+from autoscaling.policy.mix.portfolio import ClassOption
+from autoscaling.policy.mix.stopgaps import stopgaps
 from autoscaling.records import Fleet, SliceView
 from serving.domain.compute_class import ComputeClass
 from serving.domain.slice_lifecycle import SliceState

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.policy.portfolio import ClassOption
+from autoscaling.policy.mix.portfolio import ClassOption
 from autoscaling.policy.quotas.records import ChipQuota, Member, SlicesAsked
 from autoscaling.policy.quotas.shares import Shared, shares_of
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoscaling.policy.classes.class_history import ClassHistory
-from autoscaling.policy.portfolio import ClassOption, as_many
+from autoscaling.policy.mix.portfolio import ClassOption, as_many
 from autoscaling.records import Fleet
 from serving.domain.slice_lifecycle import SliceState
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoscaling.policy.classes.class_history import ClassHistory
-from autoscaling.policy.portfolio import ClassOption, Portfolio
+from autoscaling.policy.mix.portfolio import ClassOption, Portfolio
 from autoscaling.records import Fleet
 
 

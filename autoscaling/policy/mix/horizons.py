@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from autoscaling.policy.portfolio import Portfolio, num_within
+from autoscaling.policy.mix.portfolio import Portfolio, num_within
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,14 @@ class _Judge:
             carried += of_option
             if group >= 0:
                 lost[group] += of_option
-        carried = _rounded(carried)
-        most_lost = _rounded(max(lost, default=0))
-        shortage = 0.0
+        carried = round(carried, 6)
+        shortage = most_lost = 0.0
         for gone, of_group in zip(self._gone, lost, strict=True):
-            left = carried - of_group
-            if left < self._demand:
-                shortage += gone * (self._demand - left)
+            most_lost = max(most_lost, of_group)
+            lacks = self._demand - carried + of_group
+            if lacks > 0:
+                shortage += gone * lacks
+        most_lost = round(most_lost, 6)
         missing = max(0.0, self._total - carried)
         unsafe = max(0.0, self._floor - (carried - most_lost))
         usd += shortage * self._shortage_usd_per_hour

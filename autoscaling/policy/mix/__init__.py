@@ -1,0 +1,1 @@
+"""Which compute classes bring the slices of a need. Pure."""
