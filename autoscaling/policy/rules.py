@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from serving.domain.capacity.objectives import Objectives
 
+LATE_RATIO = 0.002
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -32,7 +34,7 @@ class Rules:
     shortage_ratio: float = 60.0
     tpot_margin: float = 0.95
     spread: float = 2.8
-    late_ratio: float = 0.002
+    late_ratio: float = LATE_RATIO
     forecast_share: float = 0.92
     drain_delay_s: float = 300.0
     max_load_age_s: float = 60.0

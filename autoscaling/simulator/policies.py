@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autoscaling.policy.policy import SlicewisePolicy
+from autoscaling.policy.rules import LATE_RATIO
 from autoscaling.records import Policy
 from autoscaling.simulator.baselines.dynamo_planner import DynamoPlanner
 from autoscaling.simulator.baselines.hpa import HorizontalPodAutoscaler
@@ -65,8 +66,8 @@ def make_policy(run_setup: PreparedRun, name: str, value: float | None = None) -
     return compared.make(run_setup, compared.knob.shipped if value is None else value)
 
 
-def _slicewise(run_setup: PreparedRun, spread: float) -> Policy:
-    rules = replace(run_setup.rules, spread=spread)
+def _slicewise(run_setup: PreparedRun, late_ratio: float) -> Policy:
+    rules = replace(run_setup.rules, late_ratio=late_ratio)
     return SlicewisePolicy(
         run_setup.scenario.profile, run_setup.terms, rules, profiles=run_setup.profiles
     )
@@ -133,7 +134,9 @@ _LLMD = Knob("up_threshold", (0.35, 0.45, 0.55, 0.65, 0.75), UP_THRESHOLD)
 _DYNAMO = Knob("objective_share", (0.6, 0.7, 0.8, 0.9, 1.0), 1.0)
 
 POLICIES: Mapping[str, ComparedPolicy] = {
-    SLICEWISE: ComparedPolicy(_slicewise, Knob("spread", (0.0, 1.4, 2.8, 5.6, 9.0), 2.8)),
+    SLICEWISE: ComparedPolicy(
+        _slicewise, Knob("late_ratio", (0.0005, 0.001, 0.002, 0.004, 0.008), LATE_RATIO)
+    ),
     STATIC: ComparedPolicy(_static, _HEADROOM),
     "hpa": ComparedPolicy(_hpa(_on_demand), _HEADROOM),
     "hpa-ladder": ComparedPolicy(_hpa(_ladder), _HEADROOM),

@@ -5,7 +5,7 @@ for the highest need of the last minutes. How much of it service takes depends o
 one setting conversations keep their objectives in 99.7 of 100 cases, and code in 99.95 at far
 greater cost. So some of the reserve is given up while fewer requests miss an objective than may,
 over hours, and comes back within minutes when more do. What goes and what comes is in such a
-proportion that, over a long time, as many miss as may, if the whole reserve is enough for that.
+proportion that, over a long time, no more miss than may, if the whole reserve is enough for that.
 A miss counts whatever it came of: slices that were lost are what a reserve is for, too.
 
 Pure: time comes in.

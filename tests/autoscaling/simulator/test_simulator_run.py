@@ -11,6 +11,7 @@ from autoscaling.simulator.run import SimulationSetup, simulate
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import GatewayLimits
 from autoscaling.simulator.world.spot_capacity import REGIMES, CapacitySeries, generate
+from serving.domain.capacity.objectives import Objectives
 
 
 def test_policy_is_shown_the_load_of_the_last_window() -> None:
@@ -181,3 +182,30 @@ def test_policy_corrects_a_profile_that_is_too_good() -> None:
     assert ready[-30:].min() >= 10
     late = outcome.requests.arrival_s > 1200.0
     assert np.nanpercentile(outcome.answers.first_s[late], 99) < OBJECTIVES.ttft_s
+
+
+def test_policy_is_shown_how_many_kept_to_each_objective() -> None:
+    """While a slice has just too much to do, against the answers themselves."""
+    requests = steady(rate=17.5, duration_s=900.0)
+    policy, objectives = always(spot=1), Objectives(ttft_s=1.0, tpot_s=0.022)
+    outcome = run_day(
+        requests,
+        policy,
+        class_setup(),
+        ready_at_start={"spot": 1},
+        window_s=10.0,
+        objectives=objectives,
+    )
+    shown = [seen.load for seen in policy.seen[1:] if seen.load is not None]
+    answers = outcome.answers
+    until_s = policy.seen[-1].now_s
+    first_s = answers.first_s[requests.arrival_s + answers.first_s <= until_s]
+    has_ended = requests.arrival_s + answers.last_s <= until_s
+    tpot_s = (answers.last_s - answers.first_s)[has_ended] / (requests.output_tokens - 1)[has_ended]
+    num_late = int((first_s > objectives.ttft_s).sum())
+    num_slow = int((tpot_s > objectives.tpot_s).sum())
+    assert sum(each.num_ttft_missed for each in shown) == num_late
+    assert sum(each.num_ttft_met for each in shown) == len(first_s) - num_late
+    assert sum(each.num_tpot_missed for each in shown) == num_slow
+    assert sum(each.num_tpot_met for each in shown) == len(tpot_s) - num_slow
+    assert min(num_late, num_slow, len(first_s) - num_late, len(tpot_s) - num_slow) > 0
