@@ -71,8 +71,12 @@ def compare_policies(
 
 
 def with_stored(new: Sequence[PolicyRecord], stored: Sequence[PolicyRecord]) -> list[PolicyRecord]:
-    """Returns the new records, and of those that are stored what none of them is compared with."""
-    kept = tuple(stored)
+    """Returns the new records, and of those that are stored what none of them is compared with.
+
+    What is no part of the table any more is left out.
+    """
+    known = {job for part in parts() for job in part.jobs}
+    kept = tuple(each for each in stored if each.job in known)
     for jobs in together(parts()):
         if any(each.job in jobs for each in new):
             kept = tuple(each for each in kept if each.job not in jobs)

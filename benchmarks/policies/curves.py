@@ -51,7 +51,7 @@ def drawn(table: Table, case: str, seed: int) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda usd, _: f"{usd:,.0f}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda usd, _: f"{usd:,.0f}"))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
-        axes.legend(loc="upper left", bbox_to_anchor=(0.0, 1.0), fontsize=8, ncols=2)
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), fontsize=8, ncols=4, frameon=False)
         svg = to_svg(
             figure,
             "policies",

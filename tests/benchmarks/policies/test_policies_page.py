@@ -81,6 +81,8 @@ def test_new_records_take_the_place_of_what_they_are_compared_with_and_of_nothin
     assert with_stored([of(batch, "new")], stored) == [of(batch, "new"), of(day, "old")]
     assert with_stored([of(day, "new")], stored) == [of(day, "new"), of(batch, "older")]
     assert with_stored([of(day, "new")], []) == [of(day, "new")]
+    gone = of(Job("azure-day", "as believed", SLICEWISE, -1.0, 1), "old")
+    assert with_stored([of(day, "new")], [gone]) == [of(day, "new")]
 
 
 def test_batches_are_told_in_pairs_with_the_same_days_without_them() -> None:
