@@ -3,6 +3,7 @@
 Owns the sums over requests, lives of slices and ticks. Does not own their display. Pure.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -273,7 +274,8 @@ def _cost(
     by_class: dict[str, float] = {}
     committed_usd = 0.0
     for terms in (each.terms for each in classes):
-        held_s = sum(seconds.get((terms.name, state), 0.0) for state in HELD_STATES)
+        # Exact: a set has another order in each process, and the last bit of a plain sum with it.
+        held_s = math.fsum(seconds.get((terms.name, state), 0.0) for state in HELD_STATES)
         paid_s = terms.max_slices * end_s if terms.is_prepaid else held_s
         by_class[terms.name] = paid_s / 3600 * terms.price
         if terms.is_prepaid:

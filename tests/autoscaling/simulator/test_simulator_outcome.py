@@ -1,5 +1,7 @@
 """The sums over a day: service, cost, timeline."""
 
+import math
+
 import numpy as np
 import pytest
 from simulated_days import Scripted, always, class_setup, run_day, steady
@@ -23,6 +25,17 @@ def test_cost_is_held_time_times_price_and_prepaid_capacity_whole() -> None:
     assert outcome.cost.usd_by_class["reserved"] == pytest.approx(4 * 1000 * 0.002)
     assert outcome.cost.committed_usd == outcome.cost.usd_by_class["reserved"]
     assert outcome.cost.total_usd == pytest.approx(sum(outcome.cost.usd_by_class.values()))
+
+
+def test_cost_is_the_same_to_the_last_bit_in_whichever_order_states_are_added_up() -> None:
+    policy = Scripted([(at_s, {"spot": 1 + at % 3}) for at, at_s in enumerate(range(0, 900, 70))])
+    spot = class_setup(provisioning_s=31.7, load_s=17.3, usd_per_slice_hour=3600.0)
+    outcome = run_day(steady(1.0, 900.0), policy, spot)
+    held_s = [spent_s for (_, state), spent_s in outcome.seconds.items() if state in HELD_STATES]
+    assert len(held_s) > 3
+    for _ in range(len(held_s)):
+        held_s.append(held_s.pop(0))
+        assert outcome.cost.usd_by_class["spot"] == math.fsum(held_s) / 3600 * 3600.0
 
 
 def test_slice_is_paid_until_its_drain_is_over() -> None:
