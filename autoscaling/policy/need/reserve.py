@@ -41,7 +41,7 @@ class Reserve:
         elapsed_s = min(now_s - before_s, _MOST_BETWEEN_S)
         self._looked_at_s = now_s
         ratio = _missed_ratio(load)
-        if ratio is None or self.late_ratio <= 0:
+        if ratio is None or self.late_ratio <= 0 or elapsed_s <= 0:
             return
         change = elapsed_s / _FALLS_IN_S * (ratio / self.late_ratio - 1)
         if load.late:  # what is not told may have missed its objective

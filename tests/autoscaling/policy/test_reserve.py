@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policy_world import ON_DEMAND, PROFILE, RULES, World, load
 
@@ -61,6 +61,7 @@ def test_silence_counts_as_one_look() -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example([(0.0, 0, 1)], 5e-324, 0.0, 0.0)  # of no time, and more than may by any factor
 @given(
     st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 99), st.integers(0, 99)), max_size=40),
     st.floats(0, 1),
