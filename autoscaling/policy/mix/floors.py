@@ -8,11 +8,10 @@ and beyond it safety is bought by what it is worth, as is all safety beyond the 
 (`portfolio.safest_worth_buying`).
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from autoscaling.policy.mix.portfolio import ClassOption
+from autoscaling.policy.mix.portfolio import ClassOption, as_many
 
 
 def floor_within(
@@ -38,7 +37,7 @@ def floor_within(
             of_group[each.group] += each.at_most * each.weight
     lost = _evenly(max(0.0, total - lasting), list(of_group.values()))
     # Whole slices: of what is spread over groups, one has the odd one.
-    return min(floor, max(0.0, total - math.ceil(lost - 1e-6)))
+    return min(floor, max(0.0, total - as_many(lost, 1.0)))
 
 
 def _evenly(count: float, groups: Sequence[float]) -> float:
