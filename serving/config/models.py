@@ -188,6 +188,11 @@ class ModelConfig(_Section):
     are to see. `null`: 2.5 s to the first token and 0.1 s for each after it. With a scaling policy
     they are those of its `policy_kwargs`; only where they are given here too it is told who met
     them."""
+    holds_objectives: bool = True
+    """Whether, while engines lack, as many requests as can be are served within `objectives`: an
+    engine takes no more sequences than keep `tpot_s`, and what can be in time no more waits behind
+    what can, with every fourth turn. More are refused then. `false`: engines take what they have
+    room for, in the order of arrival, and all are late alike."""
     version: VersionLabel | None = None
     """A label of the version, to be changed where nothing else tells that the tokens change: other
     weights under the same `source`."""

@@ -17,6 +17,7 @@ both of its ends. Pure.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
@@ -85,13 +86,47 @@ def are_too_many(num_missed: int, num_met: int) -> bool:
     return judged >= _LEAST_JUDGED and num_missed > _MISSED_SHARE * judged
 
 
-def misses_objectives(sample: LoadSample) -> bool:
+class Judged(Protocol):
+    """What kept to the objectives of a model and what did not; a `LoadSample` says so too."""
+
+    @property
+    def num_ttft_met(self) -> int:
+        """First tokens that came in time."""
+        ...
+
+    @property
+    def num_ttft_missed(self) -> int:
+        """First tokens that came too late."""
+        ...
+
+    @property
+    def num_tpot_met(self) -> int:
+        """Sequences that ended, whose later tokens came quickly enough."""
+        ...
+
+    @property
+    def num_tpot_missed(self) -> int:
+        """Those whose later tokens did not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRequests:
+    """The counts of `Judged` alone: of first tokens, and of sequences that ended."""
+
+    num_ttft_met: int
+    num_ttft_missed: int
+    num_tpot_met: int
+    num_tpot_missed: int
+
+
+def misses_objectives(judged: Judged) -> bool:
     """Returns whether interactive and standard work missed its objectives too often lately.
 
     Never, where a model has none.
     """
-    return are_too_many(sample.num_ttft_missed, sample.num_ttft_met) or are_too_many(
-        sample.num_tpot_missed, sample.num_tpot_met
+    return are_too_many(judged.num_ttft_missed, judged.num_ttft_met) or are_too_many(
+        judged.num_tpot_missed, judged.num_tpot_met
     )
 
 

@@ -165,9 +165,12 @@ class ServedModel:
             elif not served.is_frontend_of(config):
                 await served.rebuild_frontend(config)
             before_id, self._current_id, self._config = self._current_id, version_id, config
-            self._queue.telemetry.set_objectives(config.own_objectives)
+            self._queue.telemetry.set_objectives(
+                config.own_objectives, are_held=config.holds_objectives
+            )
             for known in self._versions.values():
                 known.dispatcher.is_retired = known.version != version_id
+                known.dispatcher.objectives_changed()
             self._queue.look_again()
             if before_id != version_id:
                 before = self._versions.get(before_id)

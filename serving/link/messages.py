@@ -28,6 +28,10 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 RESERVED_ARG_PREFIX = "slicewise_"
 
 
+# Of the class of what goes before all lines.
+BEFORE_ALL_CLASSES = -1
+
+Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 # A tenant's share of engines is in proportion to it.
 TenantWeight = Annotated[float, msgspec.Meta(gt=0.0)]
 
@@ -191,7 +195,8 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     `batch_sequences` are the part of batches in them, by tenant and batch. The tokens of a batch
     that has had nothing here for some minutes are forgotten. `is_yours` goes to one
     gateway at a time, which then shows the engine's metrics: so they add up over gateways.
-    `longest_turn_s` is that of the engine host's event loop (`LoopTurns`).
+    `longest_turn_s` is that of the engine host's event loop (`LoopTurns`). The engine may have
+    `num_places` sequences, for its steps to be short enough; `None` where nothing is bounded.
     `programs` is `None` for an engine that compiles none, `programs_moved` for one that keeps none.
     """
 
@@ -217,6 +222,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     longest_turn_s: float = 0.0
     batch_tokens: dict[str, dict[str, int]] = {}
     batch_sequences: dict[str, dict[str, int]] = {}
+    num_places: int | None = None
 
 
 # The bounds of vLLM's own histogram of tokens per engine step, the same in 0.32.0.
@@ -249,13 +255,15 @@ class RoomWanted(msgspec.Struct, array_like=True, frozen=True, tag="wanted"):
     """What waits at a gateway for room in any engine of the model: the latest replaces the others.
 
     The `lines` are of those whose turns come first; what is in none of them comes after all of its
-    gateway's. It goes only to hosts that tell of room (`tells_room` in their description): an
+    gateway's. A token of an answer is to take `tpot_s` at most, by the model's objectives; `None`
+    if it has none. It goes only to hosts that tell of room (`tells_room` in their description): an
     earlier build does not know it.
     """
 
     num_requests: int = 0
     prefill_tokens: int = 0
     lines: list[WaitingLine] = []
+    tpot_s: Seconds | None = None
 
 
 class MakeWay(msgspec.Struct, array_like=True, frozen=True, tag="make_way"):

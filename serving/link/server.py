@@ -48,6 +48,7 @@ from serving.link.messages import (
 )
 from serving.link.request_spans import RequestSpans
 from serving.link.rooms.gateway_rooms import GatewayRooms
+from serving.link.rooms.step_watch import StepWatch
 from serving.link.rooms.turns import ChargedRequest
 from serving.telemetry.log_lines import log_traced
 from serving.telemetry.loop_turns import LoopTurns
@@ -124,6 +125,7 @@ class LinkServer:
         self._waiting: asyncio.Queue[_Work] = asyncio.Queue()  # in order of arrival
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[bytes]] = set()
+        self._steps = StepWatch()
         self._rooms: GatewayRooms[GatewayConnection] | None = None  # None: it takes everything
         if engine.capacity is not None:
             self._rooms = GatewayRooms(engine.capacity)
@@ -270,6 +272,7 @@ class LinkServer:
             is_yours=gateway.gateway_id == self._stats_reader(),
             programs_moved=self.programs_moved,
             longest_turn_s=self._turns.longest_s,
+            num_places=None if self._rooms is None else self._rooms.num_places,
         )
 
     def opened(self, gateway: GatewayConnection) -> None:
@@ -406,7 +409,10 @@ class LinkServer:
         if self._unfed_tokens:
             unfed = round(self._unfed_tokens * load.computed_ratio)
             load = msgspec.structs.replace(load, backlog_tokens=load.backlog_tokens + unfed)
-        rooms.look(load, len(self._owners), asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        if self._steps.is_due(now_s) and (stats := self._engine.engine_stats) is not None:
+            rooms.stepped(self._steps.look(stats, now_s), now_s)
+        rooms.look(load, len(self._owners), now_s)
 
     def _tell_room_soon(self) -> None:
         """Tells of room in the next turn of the loop, once for all that this one changes."""

@@ -612,6 +612,12 @@ ENGINE_STEPS = (
     ),
     _gauge(
         Scope.ENGINE,
+        "slicewise_engine_places",
+        "Sequences that the engine may have now: as many as keep the model's objective for later "
+        "tokens, all that its scheduler may have without one",
+    ),
+    _gauge(
+        Scope.ENGINE,
         "slicewise_engine_host_longest_turn_seconds",
         "The longest time within the last half minute to minute for which the engine host's event "
         "loop stood still; 0 below 10 ms",

@@ -47,6 +47,7 @@ WHOLE = EngineStats(
         pulled=69, pull_s=0.5, pushed_bytes=4096, damaged=2, rebuilt=1, failures=3
     ),
     longest_turn_s=0.25,
+    num_places=60,
 )
 READING = LinkReading(
     *("chat", "spot", "e1", "s-1"),
@@ -105,6 +106,7 @@ def test_steps_and_link_are_told_by_engine() -> None:
         return samples[f"slicewise_{name}", frozenset((LABELS | more).items())]
 
     assert value("engine_step_seconds_total") / value("engine_steps_total") == 0.125
+    assert value("engine_places") == 60
     assert value("link_bytes_total", direction="in") == 1000
     assert value("link_messages_total", direction="out") == 20
     assert value("link_silence_seconds") == 0.125

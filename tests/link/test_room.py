@@ -5,11 +5,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.domain.capacity.step_places import StepSums
 from serving.domain.models.request_fields.service_class import ServiceClass
-from serving.link.messages import EngineLoad, RoomWanted, WaitingLine
+from serving.link.messages import EngineLoad, EngineStats, RoomWanted, WaitingLine
 from serving.link.rooms.dealing import DealingOrder, deal
 from serving.link.rooms.gateway_rooms import GatewayRooms
 from serving.link.rooms.room import EngineCapacity, FreeRoom, free_room
+from serving.link.rooms.step_watch import StepWatch
 
 CAPACITY = EngineCapacity(max_num_seqs=8, max_num_batched_tokens=1000, num_kv_tokens=10_000)
 NOTHING = RoomWanted()
@@ -17,7 +19,7 @@ NOTHING = RoomWanted()
 
 def test_prompts_in_line_and_used_cache_take_room() -> None:
     load = EngineLoad(3, 1, kv_usage_ratio=0.5, backlog_tokens=600)
-    assert free_room(CAPACITY, load, 4) == FreeRoom(4, 400, 4500 - 600)
+    assert free_room(CAPACITY, load, 4) == FreeRoom(4, 400, 4500 - 600, 4)
 
 
 def test_an_engine_without_requests_has_all_of_its_cache() -> None:
@@ -116,6 +118,21 @@ def test_what_has_moved_is_first() -> None:
     moved = WaitingLine(-1, "", 1.0, 2, 20, 0.0)
     chat = line("t", 9, ServiceClass.INTERACTIVE)
     assert dealt({"a": wanted(chat), "b": wanted(moved)}, 3) == {"a": 1, "b": 2}
+
+
+def test_what_has_moved_may_have_places_that_an_objective_closes_to_others() -> None:
+    chat = line("t", 9, ServiceClass.INTERACTIVE)
+
+    def given(num_places: int, num_moved: int) -> tuple[int, int]:
+        moved = WaitingLine(-1, "", 1.0, num_moved, 10 * num_moved, 0.0)
+        free = free_room(EngineCapacity(8, 10**6), EngineLoad(), 5, num_places)
+        shares = deal(free, {"a": wanted(chat), "b": wanted(moved, line("u", 5))})
+        return shares["a"].sequences, shares["b"].sequences
+
+    assert given(num_places=5, num_moved=2) == (0, 2)
+    assert given(num_places=4, num_moved=9) == (0, 3)
+    assert given(num_places=7, num_moved=1) == (1, 1)
+    assert given(num_places=7, num_moved=2) == (0, 2)
 
 
 def test_what_was_told_of_no_line_comes_after_its_class() -> None:
@@ -352,3 +369,40 @@ def test_a_gateway_that_left_has_no_part() -> None:
     rooms.left("a", 0.0)
     rooms.look(EngineLoad(), 0, 0.0)
     assert rooms.room_of("b").num_requests == 8
+
+
+def seconds(num_sequences: int, step_s: float, busy_s: float = 60.0) -> StepSums:
+    """So much time in steps of that length; a minute, after which nothing before counts."""
+    num_steps = busy_s / step_s
+    return StepSums(num_sequences * num_steps, num_steps, busy_s)
+
+
+def test_an_engine_whose_steps_are_too_long_has_fewer_places() -> None:
+    rooms = rooms_of("a", "b")
+    rooms.stepped(seconds(8, 0.1), 1.0)
+    assert rooms.num_places == 8  # nobody told an objective
+    rooms.wanted("a", RoomWanted(tpot_s=0.08), 1.0)
+    rooms.wanted("b", RoomWanted(tpot_s=0.05), 1.0)
+    rooms.stepped(seconds(8, 0.1), 2.0)
+    # Half of the way to 3.6: 80 tokens a second, 0.9 of the 50 ms of the stricter one.
+    assert rooms.num_places == 5
+    rooms.look(EngineLoad(5), 5, 2.0)
+    assert rooms.room_of("a").num_requests == 0
+    rooms.left("b", 3.0)
+    rooms.stepped(seconds(5, 0.05), 3.0)
+    assert rooms.num_places == 7
+    rooms.wanted("a", RoomWanted(), 4.0)
+    rooms.stepped(seconds(8, 0.1), 4.0)
+    assert rooms.num_places == 8
+
+
+def test_what_is_done_between_two_looks_is_the_difference_of_sums() -> None:
+    watch = StepWatch()
+    first = EngineStats(generation_tokens=100, num_steps=10, busy_s=1.0, drafts=(10, 30, 5))
+    assert watch.is_due(5.0)
+    assert watch.look(first, 5.0) == StepSums()
+    assert not watch.is_due(5.9)
+    assert watch.is_due(6.0)
+    then = EngineStats(generation_tokens=160, num_steps=16, busy_s=1.5, drafts=(20, 60, 20))
+    # Of each draft one and a half tokens are accepted: six steps gave as much as fifteen.
+    assert watch.look(then, 6.0) == StepSums(60, 15, 0.5)

@@ -239,13 +239,9 @@ class ClassHistory:
             state = each.state
             if state == SliceState.DRAINING:
                 continue
-            eta_s = -math.inf
-            if state in WAITING:
-                eta_s = each.requested_at_s + lead_s
-                if not is_healthy or eta_s < now_s:
-                    continue
-            elif state != SliceState.READY:
-                eta_s = each.since_s + load_s
+            eta_s = -math.inf if state == SliceState.READY else _eta_s(each, lead_s, load_s)
+            if state in WAITING and (not is_healthy or eta_s < now_s):
+                continue
             if (leaves_in_s := leaves_in(each, now_s)) is None:
                 etas_s.append(eta_s)
             else:
@@ -255,9 +251,7 @@ class ClassHistory:
 
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""
-        if each.state in WAITING:
-            return each.requested_at_s + self.lead_s
-        return each.since_s + self.load_s
+        return _eta_s(each, self.lead_s, self.load_s)
 
     def _learn_times(self, slices: Sequence[SliceView]) -> bool:
         """Records how long slices took; returns whether one has come, or its machines have."""
@@ -296,3 +290,9 @@ def _oldest_order_at_s(slices: Sequence[SliceView]) -> float | None:
         if each.state in WAITING and each.coming_since_s is None
     )
     return min(made_at_s, default=None)
+
+
+def _eta_s(each: SliceView, lead_s: float, load_s: float) -> float:
+    if each.state in WAITING:
+        return each.requested_at_s + lead_s
+    return each.since_s + load_s

@@ -12,7 +12,7 @@ import numpy as np
 
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests, SimulatedBatch
-from serving.domain.capacity import choice_costs
+from serving.domain.capacity import choice_costs, overdue, step_places
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
@@ -124,7 +124,7 @@ class Engines:
         others = tuple(others)
         self._ttft_floor_s = profile.ttft_floor_s
         self._profile = profile
-        self._bounds = bounds_of(limits)
+        self._bounds = bounds_of(limits, objectives)
         self._ended: deque[tuple[float, int, int]] = deque()  # at, requests, output tokens
         allowed_s = np.full((2, len(requests)), np.inf, np.float32)
         if objectives is not None:
@@ -316,8 +316,8 @@ class Engines:
         )
 
 
-def bounds_of(limits: GatewayLimits) -> kernel.GatewayBounds:
-    """Returns what a gateway goes by: its limits, and the costs by which it chooses engines."""
+def bounds_of(limits: GatewayLimits, objectives: Objectives | None) -> kernel.GatewayBounds:
+    """Returns what a gateway goes by: its limits, and how it deals turns and chooses engines."""
     return kernel.GatewayBounds(
         request_deadline_s=limits.request_deadline_s,
         max_waiting_requests=limits.max_waiting_requests,
@@ -328,6 +328,14 @@ def bounds_of(limits: GatewayLimits) -> kernel.GatewayBounds:
         same_tokens=choice_costs.SAME_TOKENS,
         drawn_from=choice_costs.DRAWN_FROM,
         as_good_tokens=choice_costs.AS_GOOD_TOKENS,
+        wait_share=overdue.WAIT_SHARE,
+        overdue_turn=overdue.OVERDUE_TURN,
+        token_s=np.inf if objectives is None else step_places.PLACES_SHARE * objectives.tpot_s,
+        look_s=step_places.LOOK_S,
+        half_life_s=step_places.HALF_LIFE_S,
+        least_busy_s=step_places.LEAST_BUSY_S,
+        least_of=step_places.LEAST_OF,
+        open_s=step_places.OPEN_S,
     )
 
 
@@ -362,8 +370,8 @@ def _empty(
         ends=np.zeros((len(slots), max_num_seqs), np.int64),
         event_heap=slots,
         routable=np.zeros_like(slots),
-        parked_head=np.full(2, kernel.NOBODY, np.int32),
-        parked_tail=np.full(2, kernel.NOBODY, np.int32),
+        parked_head=np.full(kernel.NUM_ROWS, kernel.NOBODY, np.int32),
+        parked_tail=np.full(kernel.NUM_ROWS, kernel.NOBODY, np.int32),
         counts=counts,
         full_s=np.array([np.inf, 0.0]),
     )

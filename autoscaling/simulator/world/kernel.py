@@ -18,6 +18,9 @@ A request waits at the gateway until an engine has room for it, and then goes wh
 as gateways choose (`serving.gateway.dispatch.choice`, which a test holds `choose` to). There is one
 gateway here, which knows of each engine what there is at that moment; nothing is cached, tenants
 are one, and what will not begin in time waits until its deadline, where a real gateway refuses it.
+What is overdue waits behind what can be in time (`overdue`), and an engine has no more sequences
+than keep the objective for later tokens (`step_places`, both in `serving.domain.capacity`), but for
+what had an engine before.
 
 The lines of batches are requests behind all others. They come when there is room: as many at once
 as their batch may have, each on the engine with the fewest in flight, if that has a place and no
@@ -54,11 +57,15 @@ PENDING, SERVED, FAILED, REFUSED = 0, 1, 2, 3
 # Values of `Kernel.mode`: nothing to do, equal steps without prompts, one step with prompts.
 IDLE, DECODING, MIXED = 0, 1, 2
 
+_ROUNDING = 1e-6
+
 # More than any cost.
 _NEVER = 1 << 62
 
-# Rows of `Kernel.parked_head`: streams that have begun are before all others.
-BEGUN, NEW = 0, 1
+# Rows of `Kernel.parked_head`: what had an engine is before all others, and what is overdue has
+# turns behind them.
+MOVED, IN_TIME, OVERDUE = 0, 1, 2
+NUM_ROWS = 3
 
 # Indices of `Kernel.counts`.
 ARRIVED, INPUT_TOKENS, FINISHED, OUTPUT_TOKENS = 0, 1, 2, 3
@@ -70,7 +77,9 @@ LINES_FROM, BATCHES_OVER, BATCHES_KNOWN = 12, 13, 14
 LINES_ON_ENGINES, LINES_FINISHED, LINES_INPUT_TOKENS, LINES_OUTPUT_TOKENS = 15, 16, 17, 18
 # Answers with two tokens or more, and those of them that were slower than their objective.
 PACED, SLOW = 19, 20
-NUM_COUNTS = 21
+# Turns since the last one of what is overdue, while something is.
+TURNS = 21
+NUM_COUNTS = 22
 
 # Indices of `Kernel.full_s`: since when there is work that waits for room, infinite while there is
 # none, and for how long there was before.
@@ -91,7 +100,11 @@ def _compiled(function: _Function) -> _Function:
 
 
 class GatewayBounds(NamedTuple):
-    """The gateway's limits, times in seconds, and the constants of its choice (`choice_costs`)."""
+    """The gateway's limits, times in seconds, and the constants of its choice (`choice_costs`).
+
+    Then those by which engines are bounded (`step_places`) and turns are dealt (`overdue`). A token
+    may take `token_s` on average, infinite without an objective.
+    """
 
     request_deadline_s: float
     max_waiting_requests: int
@@ -102,6 +115,14 @@ class GatewayBounds(NamedTuple):
     same_tokens: int
     drawn_from: int
     as_good_tokens: int
+    wait_share: float
+    overdue_turn: int
+    token_s: float
+    look_s: float
+    half_life_s: float
+    least_busy_s: float
+    least_of: int
+    open_s: float
 
 
 # The rows of `Kernel`'s tables. They are few tables of wide rows, and not an array for each column,
@@ -151,6 +172,15 @@ ENGINE = np.dtype(
         ("event_at", np.int32),
         ("route_at", np.int32),
         ("mode", np.int8),
+        ("places", np.int32),
+        ("seen_step", np.int64),
+        ("seen_emitted", np.int64),
+        ("seen_busy_s", np.float64),
+        ("seen_s", np.float64),
+        ("open_until_s", np.float64),
+        ("lately_steps", np.float64),
+        ("lately_emitted", np.float64),
+        ("lately_busy_s", np.float64),
     ],
     align=True,
 )
@@ -186,8 +216,9 @@ class Kernel(NamedTuple):
     `base_s` and the four after it are its law. Per line: `batch_of`. Per batch: the lines from
     `next` to `end` have not begun, those that came back are linked from `back`, and of `on_engines`
     there may be `limit`. What waits at the gateway is linked from `parked_head` to `parked_tail`,
-    in rows of its own for what has begun; `full_s` is for how long some did while there were
-    engines.
+    in rows for what had an engine, for what can be in time and for what is overdue; `full_s` is for
+    how long some did while there were engines. An engine may have `places` sequences, by what it
+    did since `seen_s`.
     """
 
     requests: Rows
@@ -223,10 +254,13 @@ def advance(k: Kernel, bounds: GatewayBounds, until_s: float) -> None:
             engine.step += engine.event_steps
             engine.emitted += engine.event_steps * engine.running
             engine.busy_s += engine.event_steps * engine.step_s
+            if engine_s - engine.seen_s >= bounds.look_s:
+                look_at_steps(k, bounds, slot, engine_s)
             _begin_step(k, slot, engine_s)
             # Asked here already: calls are most of what a step costs.
             is_wanted = counts[PARKED] or counts[LEAVING]
-            if is_wanted and (engine.route_at == NOBODY or has_place(k, slot)):
+            num_moves = int(k.parked_head[MOVED] != NOBODY)
+            if is_wanted and (engine.route_at == NOBODY or has_place(k, slot, num_moves)):
                 _use_room(k, bounds, engine_s)
             if counts[BATCHES_OVER] < counts[BATCHES_KNOWN]:
                 give_lines(k, engine_s)
@@ -260,6 +294,15 @@ def open_engine(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float) -> No
     engine.dispatched = 0
     engine.leave_by_s = np.inf
     engine.mode = IDLE
+    engine.places = engine.max_num_seqs
+    engine.seen_step = 0
+    engine.seen_emitted = 0
+    engine.seen_busy_s = 0.0
+    engine.seen_s = now_s
+    engine.open_until_s = -np.inf
+    engine.lately_steps = 0.0
+    engine.lately_emitted = 0.0
+    engine.lately_busy_s = 0.0
     place = k.counts[ROUTABLE]
     k.counts[ROUTABLE] += 1
     k.routable[place] = slot
@@ -280,7 +323,7 @@ def give_lines(k: Kernel, now_s: float) -> None:
             if slot == NOBODY:
                 return
             engine = k.engines[slot]
-            if engine.head != NOBODY or engine.in_flight >= engine.max_num_seqs:
+            if engine.head != NOBODY or engine.in_flight >= engine.places:
                 return
             line = its.back
             if line != NOBODY:
@@ -444,7 +487,7 @@ def _num_fitting(k: Kernel, requests: I32) -> int:
     tokens = np.empty(num, np.int64)
     for at in range(num):
         engine = k.engines[k.routable[at]]
-        places[at] = engine.max_num_seqs - engine.in_flight
+        places[at] = engine.places - engine.in_flight
         tokens[at] = engine.max_num_batched_tokens - engine.line_tokens
     count = 0
     at = 0
@@ -531,17 +574,40 @@ def _enter(k: Kernel, bounds: GatewayBounds, request: int, now_s: float) -> None
 @_compiled
 def _serve(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
     """Gives those that wait to engines, the first ones first, as far as there is room."""
-    for row in range(2):
-        while k.parked_head[row] != NOBODY:
-            request = k.parked_head[row]
-            slot = choose(k, bounds, request, number_of(request))
-            if slot == NOBODY:
-                _look_full(k, now_s)
-                return
-            _unpark(k, row)
-            k.counts[ON_ENGINES] += 1
-            _put(k, request, slot, now_s)
+    while True:
+        row = _row_in_turn(k, bounds, now_s)
+        if row == NOBODY:
+            break
+        request = k.parked_head[row]
+        slot = choose(k, bounds, request, number_of(request))
+        if slot == NOBODY:
+            break
+        if row == OVERDUE:
+            k.counts[TURNS] = 0
+        elif row == IN_TIME and k.parked_head[OVERDUE] != NOBODY:
+            k.counts[TURNS] += 1
+        _unpark(k, row)
+        k.counts[PARKED] -= 1
+        k.counts[ON_ENGINES] += 1
+        _put(k, request, slot, now_s)
     _look_full(k, now_s)
+
+
+@_compiled
+def _row_in_turn(k: Kernel, bounds: GatewayBounds, now_s: float) -> int:
+    """Returns the row whose first is next, or nobody, and puts behind what is overdue by now."""
+    while k.parked_head[IN_TIME] != NOBODY:
+        asked = k.requests[k.parked_head[IN_TIME]]
+        if now_s - asked.arrival_s < bounds.wait_share * asked.allowed_s:
+            break
+        _append(k, OVERDUE, _unpark(k, IN_TIME))
+    if k.parked_head[MOVED] != NOBODY:
+        return MOVED
+    if k.parked_head[OVERDUE] == NOBODY:
+        k.counts[TURNS] = 0
+        return IN_TIME if k.parked_head[IN_TIME] != NOBODY else NOBODY
+    is_their_turn = k.counts[TURNS] >= bounds.overdue_turn - 1
+    return OVERDUE if is_their_turn or k.parked_head[IN_TIME] == NOBODY else IN_TIME
 
 
 @_compiled
@@ -573,11 +639,42 @@ def number_of(request: int) -> int:
 
 
 @_compiled
-def has_place(k: Kernel, slot: int) -> bool:
-    """Returns whether an engine takes another request, by its sequences and its line."""
+def look_at_steps(k: Kernel, bounds: GatewayBounds, slot: int, now_s: float) -> None:
+    """Bounds an engine's sequences by its steps since the last look, as `Places.after` does."""
+    engine = k.engines[slot]
+    busy_s = engine.busy_s - engine.seen_busy_s
+    kept_share = 0.5 ** (busy_s / bounds.half_life_s)
+    num_steps = kept_share * engine.lately_steps + engine.step - engine.seen_step
+    num_tokens = kept_share * engine.lately_emitted + engine.emitted - engine.seen_emitted
+    busy_s += kept_share * engine.lately_busy_s
+    engine.lately_steps, engine.lately_emitted = num_steps, num_tokens
+    engine.lately_busy_s = busy_s
+    if num_tokens > 0 and busy_s >= bounds.least_busy_s and now_s >= engine.open_until_s:
+        most = engine.max_num_seqs
+        least = max(1, most // bounds.least_of)
+        kept = min(num_tokens / busy_s * bounds.token_s, float(most))
+        if busy_s <= bounds.token_s * num_steps:
+            more = int(np.ceil((engine.places + kept) / 2 - _ROUNDING))
+            engine.places = max(more, engine.places)
+        elif kept >= least or num_tokens > 2 * least * num_steps:
+            fewer = min(float(engine.places), (kept + min(float(engine.places), 2 * kept)) / 2)
+            engine.places = max(int(fewer + _ROUNDING), least)
+        elif engine.places <= least:
+            engine.places, engine.open_until_s = most, now_s + bounds.open_s
+    engine.seen_step, engine.seen_emitted = engine.step, engine.emitted
+    engine.seen_busy_s, engine.seen_s = engine.busy_s, now_s
+
+
+@_compiled
+def has_place(k: Kernel, slot: int, num_moves: int) -> bool:
+    """Returns whether an engine takes another request, by its sequences and its line.
+
+    One that had an engine before may take any place.
+    """
     engine = k.engines[slot]
     has_line = engine.line_tokens >= engine.max_num_batched_tokens
-    return bool(engine.in_flight < engine.max_num_seqs and not has_line)
+    num_places = engine.max_num_seqs if num_moves else engine.places
+    return bool(engine.in_flight < num_places and not has_line)
 
 
 @_compiled
@@ -596,7 +693,7 @@ def choose(k: Kernel, bounds: GatewayBounds, request: int, number: int) -> int:
     for at in range(len(costs)):
         slot = k.routable[at]
         costs[at] = _NEVER
-        if has_place(k, slot):
+        if has_place(k, slot, asked.moves):
             num += 1
             costs[at] = _cost(k, bounds, slot, tokens, expected)
             least = min(least, costs[at])
@@ -786,15 +883,20 @@ def _finish_ended(k: Kernel, slot: int, step: int, now_s: float) -> int:
 @_compiled
 def _park(k: Kernel, request: int, now_s: float) -> None:
     asked = k.requests[request]
-    row = BEGUN if asked.left < asked.output_tokens else NEW
     asked.parked_s = now_s - asked.arrival_s
-    asked.link = NOBODY
+    _append(k, MOVED if asked.moves else IN_TIME, request)
+    k.counts[PARKED] += 1
+
+
+@_compiled
+def _append(k: Kernel, row: int, request: int) -> None:
+    """Puts a request behind what is in a row."""
+    k.requests[request].link = NOBODY
     if k.parked_head[row] == NOBODY:
         k.parked_head[row] = request
     else:
         k.requests[k.parked_tail[row]].link = request
     k.parked_tail[row] = request
-    k.counts[PARKED] += 1
 
 
 @_compiled
@@ -802,7 +904,6 @@ def _unpark(k: Kernel, row: int) -> int:
     """Takes the first that waits in a row out, and returns it."""
     request = k.parked_head[row]
     k.parked_head[row] = k.requests[request].link
-    k.counts[PARKED] -= 1
     return int(request)
 
 
@@ -818,7 +919,10 @@ def _waits_since_s(k: Kernel, row: int) -> float:
 @_compiled
 def first_waits_since_s(k: Kernel) -> float:
     """Returns since when the one waits that has waited longest; infinite if none does."""
-    return min(_waits_since_s(k, BEGUN), _waits_since_s(k, NEW))
+    since_s = _waits_since_s(k, MOVED)
+    for row in range(1, NUM_ROWS):
+        since_s = min(since_s, _waits_since_s(k, row))
+    return since_s
 
 
 @_compiled
@@ -828,8 +932,12 @@ def _first_expiry_s(k: Kernel, bounds: GatewayBounds) -> float:
 
 @_compiled
 def _expire_oldest(k: Kernel, now_s: float) -> None:
-    row = BEGUN if _waits_since_s(k, BEGUN) <= _waits_since_s(k, NEW) else NEW
+    row = MOVED
+    for other in range(1, NUM_ROWS):
+        if _waits_since_s(k, other) < _waits_since_s(k, row):
+            row = other
     request = _unpark(k, row)
+    k.counts[PARKED] -= 1
     asked = k.requests[request]
     asked.status = FAILED
     if asked.left < asked.output_tokens:

@@ -10,7 +10,7 @@ from autoscaling.observations import Tokens
 from autoscaling.records import ModelLoad
 from autoscaling.simulator.world.engines import SimulatedTraffic
 from serving.domain.capacity.engine_rates import EngineRate
-from serving.domain.load_report import are_too_many
+from serving.domain.load_report import JudgedRequests, misses_objectives
 
 
 class SimulatedLoad:
@@ -41,11 +41,7 @@ class SimulatedLoad:
 
         That of the first token, or that of later ones.
         """
-        judged = _judged(self._readings[0], self._readings[-1])
-        return any(
-            are_too_many(judged[f"num_{what}_missed"], judged[f"num_{what}_met"])
-            for what in ("ttft", "tpot")
-        )
+        return misses_objectives(_judged(self._readings[0], self._readings[-1]))
 
     def load(self, engines: Iterable[tuple[int, str, str, float]] = ()) -> ModelLoad | None:
         """The load as of the latest reading that is not younger than the delay.
@@ -79,23 +75,23 @@ class SimulatedLoad:
             oldest_wait_s=last.oldest_wait_s,
             num_in_flight=last.num_in_flight,
             full_ratio=(last.full_s - first.full_s) / span_s if span_s > 0 else 0.0,
-            num_ttft_met=judged["num_ttft_met"],
-            num_ttft_missed=judged["num_ttft_missed"],
-            num_tpot_met=judged["num_tpot_met"],
-            num_tpot_missed=judged["num_tpot_missed"],
+            num_ttft_met=judged.num_ttft_met,
+            num_ttft_missed=judged.num_ttft_missed,
+            num_tpot_met=judged.num_tpot_met,
+            num_tpot_missed=judged.num_tpot_missed,
             engines=_engine_rates(engines, first, last),
         )
 
 
-def _judged(first: SimulatedTraffic, last: SimulatedTraffic) -> dict[str, int]:
-    """Returns what kept to the objectives between two readings and what did not, by `JUDGED`."""
+def _judged(first: SimulatedTraffic, last: SimulatedTraffic) -> JudgedRequests:
+    """Returns what kept to the objectives between two readings, and what did not."""
     num_late, num_slow = last.num_late - first.num_late, last.num_slow - first.num_slow
-    return {
-        "num_ttft_met": last.num_first_tokens - first.num_first_tokens - num_late,
-        "num_ttft_missed": num_late,
-        "num_tpot_met": last.num_paced - first.num_paced - num_slow,
-        "num_tpot_missed": num_slow,
-    }
+    return JudgedRequests(
+        num_ttft_met=last.num_first_tokens - first.num_first_tokens - num_late,
+        num_ttft_missed=num_late,
+        num_tpot_met=last.num_paced - first.num_paced - num_slow,
+        num_tpot_missed=num_slow,
+    )
 
 
 def _engine_rates(

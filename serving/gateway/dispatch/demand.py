@@ -15,9 +15,16 @@ _NEW_LINE_S = 0.005
 class DemandTeller:
     """Sends what waits now through `tell`. Used from one event loop."""
 
-    def __init__(self, waiting: WaitingRequests, tell: Callable[[RoomWanted], None]) -> None:
+    def __init__(
+        self,
+        waiting: WaitingRequests,
+        tell: Callable[[RoomWanted], None],
+        tpot_s: Callable[[], float | None],
+    ) -> None:
+        """`tpot_s` is what engines are to keep to, by the objectives as they are now."""
         self._waiting = waiting
         self._tell = tell
+        self._tpot_s = tpot_s
         self._told = (0, 0, 0)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -28,6 +35,10 @@ class DemandTeller:
             self._send()
         elif now != told:
             self._send_in(_NEW_LINE_S if now[2] > told[2] else _PERIOD_S)
+
+    def now(self) -> RoomWanted:
+        """Returns what there is to tell now."""
+        return self._waiting.wanted(self._tpot_s())
 
     def stop(self) -> None:
         """Sends nothing any more, unless it looks again."""
@@ -53,4 +64,4 @@ class DemandTeller:
         now = self._numbers()
         if now != self._told:
             self._told = now
-            self._tell(self._waiting.wanted())
+            self._tell(self.now())

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from serving.domain.capacity.objectives import ttft_limit_s
+from serving.domain.capacity.overdue import overdue_after_s
 from serving.domain.errors import (
     CannotResumeError,
     DeadlineTooShortError,
@@ -201,6 +202,10 @@ class Dispatcher:
         self.queue.look_again()
         self._use_room()
         self._line.arm()
+
+    def objectives_changed(self) -> None:
+        """Has engines keep to the objectives of the model as they are now."""
+        self._line.objectives_changed()
 
     def drain_engine(self, engine_id: str, reason: str, grace_s: float | None) -> None:
         """Gives no more requests to an engine that still works; it goes in `grace_s` seconds.
@@ -397,7 +402,12 @@ class Dispatcher:
             patience_s = self._limits.patience_s(request.service_class)
             per_token_s = self.telemetry.objectives.ttft_per_prompt_token_s
             patience_s = ttft_limit_s(patience_s, per_token_s, len(request.prompt_token_ids))
-        request.first_token_by_s = now_s + patience_s - request.waited_s
+        came_at_s = now_s - request.waited_s
+        request.first_token_by_s = came_at_s + patience_s
+        held = self.telemetry.held_objectives
+        if held is not None and request.patience_s is None and not request.is_batch:
+            ttft_s = held.ttft_of(len(request.prompt_token_ids))
+            request.overdue_at_s = came_at_s + overdue_after_s(ttft_s)
         self._requests[request.request_id] = request
         if (refusal := request.telemetry.reserve(request.max_tokens)) is not None:
             self._fail(request, refusal)

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from serving.domain.capacity.overdue import OVERDUE_TURN
 from serving.domain.errors import DeadlineTooShortError
 from serving.gateway.dispatch.first_token_times import FirstTokenTimes
 from serving.gateway.dispatch.requests import Account, InFlightRequest
@@ -225,7 +226,7 @@ class LineForecast:
                 client must change it.
         """
         is_back = self._promises.claim(request, now_s)
-        wait_s = self.wait_s(request, capacity)
+        wait_s = self.wait_s(request, capacity, now_s)
         left_s = request.first_token_by_s - now_s
         if (wait_s or 0.0) <= (left_s - longest_s) / 2:
             return None
@@ -243,35 +244,68 @@ class LineForecast:
             wait_s is None or wait_s <= (patience_s if is_back else patience_s / 2)
         ):
             return None
-        promised_s = self.wait_s(request, capacity, with_promises=True)
+        promised_s = self.wait_s(request, capacity, now_s, with_promises=True)
         if not is_late_at_once and (
             promised_s is None or (promised_s <= patience_s and not is_back)
         ):
             return None
-        turn_s = (promised_s or 0.0) + first_s - first.alone_s
+        # When it comes back it can be in time: it is before those that are overdue by then.
+        line_s = self.line_s(request, capacity)
+        turn_s = (line_s or 0.0) + first_s - first.alone_s
         again_s = whole_s - first.alone_s  # what it has for its turn when it comes back
         in_s = max(1.0, turn_s - again_s / 2)
         self._promises.make(request, now_s + in_s, now_s + in_s + max(again_s, _EARLY_S))
         return in_s
 
     def wait_s(
-        self, request: InFlightRequest, capacity: Capacity, *, with_promises: bool = False
+        self,
+        request: InFlightRequest,
+        capacity: Capacity,
+        now_s: float,
+        *,
+        with_promises: bool = False,
     ) -> float | None:
-        """Returns how long a newcomer waits for its turn; `None` if nobody can tell."""
+        """Returns how long a newcomer waits for its turn; `None` if nobody can tell.
+
+        One that will be overdue by then has every fourth turn at least, from when it is: whoever
+        comes meanwhile can be in time, and may have the others.
+        """
         if not self._waiting and not with_promises:
             return 0.0
+        in_time, overdue = self._waiting.work_ahead(request)
+        if with_promises:
+            in_time += self._promises.lines.get(request.account, (0.0, 0.0))[0]
+        in_time_s = self._time_for_s(request, capacity, in_time, with_promises=with_promises)
+        left_s = request.overdue_at_s - now_s
+        if in_time_s is None or in_time_s < left_s:
+            return in_time_s
+        # Of those before it, so much has its turn as long as it can be in time.
+        had = in_time * left_s / in_time_s if left_s > 0 else 0.0
+        own = had + OVERDUE_TURN * (in_time - had + overdue)
+        return self._time_for_s(request, capacity, own, with_promises=with_promises)
+
+    def line_s(self, request: InFlightRequest, capacity: Capacity) -> float | None:
+        """Returns how long engines take for all that is before a newcomer, and promised."""
+        own = sum(self._waiting.work_ahead(request))
+        own += self._promises.lines.get(request.account, (0.0, 0.0))[0]
+        return self._time_for_s(request, capacity, own, with_promises=True)
+
+    def _time_for_s(
+        self, request: InFlightRequest, capacity: Capacity, own: float, *, with_promises: bool
+    ) -> float | None:
+        """Returns when a newcomer has its turn, behind so much of its `own` tenant's work."""
         per_engine_s = self.rate.per_engine_s
         if per_engine_s is None or not capacity.num_engines:
             return None
-        work = self._work_before(request, with_promises=with_promises)
+        work = self._work_before(request, own, with_promises=with_promises)
         return capacity.time_for_s(work, per_engine_s)
 
-    def _work_before(self, request: InFlightRequest, *, with_promises: bool) -> float:
+    def _work_before(self, request: InFlightRequest, own: float, *, with_promises: bool) -> float:
         """Returns the work that engines do before it is a newcomer's turn.
 
         Classes above its own have all that they have and all that comes meanwhile, as lately. Other
-        tenants of its class have that too, but no more than their shares while its tenant has its.
-        How long `meanwhile` is depends on the sum: a few rounds settle it, from above.
+        tenants of its class have that too, but no more than their shares while its tenant has its
+        `own`. How long `meanwhile` is depends on the sum: a few rounds settle it, from above.
         """
         mine = request.account
         promised = self._promises.lines if with_promises else {}
@@ -281,7 +315,6 @@ class LineForecast:
         weights = {account: weight for account, _, weight in self._others(promised, mine)}
         weights |= {account: weight for account, (_, weight) in others.items()}
         before = self._waiting.work_before_lines
-        own = self._waiting.work_ahead(request) + promised.get(mine, (0.0, 0.0))[0]
         left = 1.0  # of engines, by those above
         limits: list[tuple[float, float, float]] = []  # of its class: what waits, comes, and may
         for account, weight in weights.items():

@@ -69,7 +69,7 @@ class RequestLine:
         self._are_full = False  # no engine takes another request, whatever it needs
         self._is_short = False  # nor one that is no batch work, and waits
         self._full_time = FullTime()
-        self._demand = DemandTeller(self._waiting, engines.want_room)
+        self._demand = DemandTeller(self._waiting, engines.want_room, lambda: self._tpot_s)
         self._deadlines = Deadlines(
             self._waiting,
             queue.limits.request_deadline_s,
@@ -111,7 +111,7 @@ class RequestLine:
 
     def wait_s(self, request: InFlightRequest) -> float | None:
         """Returns how long a request still waits, as far as is known; `None` if nothing is."""
-        return self._forecast.wait_s(request, self._capacity)
+        return self._forecast.wait_s(request, self._capacity, asyncio.get_running_loop().time())
 
     def come_back_in_s(self, request: InFlightRequest, now_s: float) -> float | None:
         """Returns when a new request is to come back, because it would wait for too long.
@@ -134,9 +134,13 @@ class RequestLine:
     # -- engines and requests come and go --
 
     def engine_came(self, connection: EngineConnection) -> None:
-        """Tells a new engine what waits for it."""
-        if connection.room is not None and self._waiting:
-            connection.link.want_room(self._waiting.wanted())
+        """Tells a new engine what waits for it, and what it is to keep to."""
+        if connection.room is not None and (self._waiting or self._tpot_s is not None):
+            connection.link.want_room(self._demand.now())
+
+    def objectives_changed(self) -> None:
+        """Tells engines of the objectives that they are to keep to from now on."""
+        self._engines.want_room(self._demand.now())
 
     def engine_went(self) -> None:
         """Minds the deadlines of what may have no engine now."""
@@ -163,8 +167,9 @@ class RequestLine:
         shut: set[Account] = set()
         num_passed = 0
         self._are_full = self._is_short = False
-        while (request := self._waiting.first_except(passed, shut)) is not None:
-            route, need = self._engines.route(request, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        while (request := self._waiting.first_except(now_s, passed, shut)) is not None:
+            route, need = self._engines.route(request, now_s)
             if route.engine_id is not None and route.because is not None:
                 connection = self._engines.connections[route.engine_id]
                 num_engines = len(self._engines.connections)
@@ -225,6 +230,11 @@ class RequestLine:
         return Capacity(self._engines.num_ready, self._queue.next_engine_in_s)
 
     @property
+    def _tpot_s(self) -> float | None:
+        held = self._telemetry.held_objectives
+        return None if held is None else held.tpot_s
+
+    @property
     def _are_lengths_known(self) -> bool:
         """Whether an answer has ended. Before the first, all of them count as if they had none."""
         return self._telemetry.output_mean(ServiceClass.STANDARD) is not None
@@ -237,6 +247,7 @@ class RequestLine:
     def _leave(self, request: InFlightRequest, connection: EngineConnection, need: Need) -> None:
         """Takes a request out that gets this engine, at the cost of its tenant."""
         now_s = asyncio.get_running_loop().time()
+        self._waiting.has_turn(request)
         self._waiting.remove(request)
         if request.charged is None:  # once, for a move is nobody's fault
             computed = need.num_computed(connection.computed_ratio)

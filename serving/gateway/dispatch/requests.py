@@ -55,8 +55,8 @@ class InFlightRequest:
     request is on the account of `tenant`, whose share of engines is in proportion to `weight`.
     Its client waits `patience_s` for the first token, and has waited for `waited_s` when it comes
     here; `None` means as long as others of its class. So it is due by `first_token_by_s`, of the
-    loop's time. `line_work` is what it is expected to take of an
-    engine, while it waits.
+    loop's time. While it waits for its first engine it is overdue from `overdue_at_s` on, never
+    without an objective. `line_work` is what it is expected to take of an engine, while it waits.
     """
 
     request_id: str
@@ -72,6 +72,7 @@ class InFlightRequest:
     patience_s: float | None = None
     waited_s: float = 0.0
     first_token_by_s: float = math.inf
+    overdue_at_s: float = math.inf
     line_work: float = 0.0
     emitted: list[int] = field(default_factory=list)
     engine_id: str | None = None

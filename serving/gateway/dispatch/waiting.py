@@ -3,7 +3,8 @@
 First are those that were on an engine before, as they came: their clients see an answer stand
 still. Then come the classes of service in their order, and within each the tenants by turns
 (`tenant_shares`), and within a tenant the request whose first token is due first. Batch work that
-was on an engine before is first in its tenant's line only.
+was on an engine before is first in its tenant's line only. Those of a tenant that can be in time no
+more stand behind its others, and have every fourth turn (`overdue`).
 """
 
 import bisect
@@ -13,29 +14,87 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from serving.domain.capacity.overdue import is_turn_of_overdue
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.usage.tenant_shares import TenantShares
 from serving.gateway.dispatch.requests import Account, InFlightRequest
-from serving.link.messages import RoomWanted, WaitingLine
+from serving.link.messages import BEFORE_ALL_CLASSES, RoomWanted, WaitingLine
 
 # So many entries of requests that wait no more are kept in the heap, and no memory is lost by that.
 _SPARE_DEADLINES = 64
 # Engines hear of so many lines: those behind have their turns later.
 _MOST_LINES_TOLD = 16
-# Stands for the class of what goes before all lines, where engines hear of it.
-_BEFORE_ALL_CLASSES = -1
 # When its first token is due, a number that no other has, and the request.
 _Entry = tuple[float, int, InFlightRequest]
 
 
 @dataclass(slots=True)
 class TenantLine:
-    """What waits of one tenant in one class. `work` is in tokens of prompts (`tenant_shares`)."""
+    """What waits of one tenant in one class. `work` is in tokens of prompts (`tenant_shares`).
+
+    What can be in time is apart from what is `overdue`; both are sorted.
+    """
 
     weight: float
     work: float = 0.0
     num_tokens: int = 0  # that have to be computed for them
-    entries: list[_Entry] = field(default_factory=list)  # sorted
+    in_time: list[_Entry] = field(default_factory=list)
+    overdue: list[_Entry] = field(default_factory=list)
+    _overdue_work: float = 0.0
+    _num_turns: int = 0  # since the last one of those that are overdue, while some are
+
+    def __len__(self) -> int:
+        return len(self.in_time) + len(self.overdue)
+
+    def add(self, entry: _Entry) -> None:
+        """Takes a request in, among those that can be in time until it is looked at."""
+        bisect.insort(self.in_time, entry)
+        self.work += entry[2].line_work
+        self.num_tokens += entry[2].num_tokens
+
+    def remove(self, entry: _Entry) -> None:
+        """Takes one out that is here."""
+        if self._is_overdue(entry):
+            del self.overdue[bisect.bisect_left(self.overdue, entry)]
+            self._overdue_work -= entry[2].line_work
+        else:
+            del self.in_time[bisect.bisect_left(self.in_time, entry)]
+        self.work -= entry[2].line_work
+        self.num_tokens -= entry[2].num_tokens
+
+    def in_turn(self, now_s: float) -> Iterator[InFlightRequest]:
+        """Yields its requests, whose turn is next first."""
+        num_overdue = 0
+        for entry in self.in_time:
+            if entry[2].overdue_at_s > now_s:
+                break
+            bisect.insort(self.overdue, entry)
+            self._overdue_work += entry[2].line_work
+            num_overdue += 1
+        del self.in_time[:num_overdue]
+        first, then = self.in_time, self.overdue
+        if is_turn_of_overdue(self._num_turns) and then:
+            first, then = then, first
+        for _, _, request in itertools.chain(first, then):
+            yield request
+
+    def has_turn(self, entry: _Entry) -> None:
+        """Counts the turn of one that is here."""
+        is_others = bool(self.overdue) and not self._is_overdue(entry)
+        self._num_turns = self._num_turns + 1 if is_others else 0
+
+    def work_ahead(self, request: InFlightRequest) -> tuple[float, float]:
+        """Returns the work of those due before a newcomer: that can be in time, and is overdue."""
+        overdue = self._overdue_work if self.overdue else 0.0
+        place = bisect.bisect_left(self.in_time, (request.first_token_by_s, math.inf))
+        # Most come last. The shorter part is added up.
+        if 2 * place > len(self.in_time):
+            return self.work - overdue - _work_of(self.in_time[place:]), overdue
+        return _work_of(self.in_time[:place]), overdue
+
+    def _is_overdue(self, entry: _Entry) -> bool:
+        place = bisect.bisect_left(self.overdue, entry)
+        return place < len(self.overdue) and self.overdue[place] is entry
 
 
 # By class, the tenants that have something waiting.
@@ -83,47 +142,41 @@ class WaitingRequests:
         """The number of tenants' lines, and one more if something goes before all."""
         return sum(map(len, self._lines.values())) + bool(self._moved or self._suspects)
 
-    def wanted(self) -> RoomWanted:
-        """Returns what waits, with the lines whose turns come first."""
+    def wanted(self, tpot_s: float | None = None) -> RoomWanted:
+        """Returns what waits, with the lines whose turns come first, and the objective to keep."""
         lines = itertools.islice(self._lines_in_turn(), _MOST_LINES_TOLD)
-        return RoomWanted(len(self._all), self.num_tokens, list(lines))
+        return RoomWanted(len(self._all), self.num_tokens, list(lines), tpot_s)
 
     def _lines_in_turn(self) -> Iterator[WaitingLine]:
         first = [*self._moved.values(), *self._suspects.values()]
         if first:
             num_tokens = sum(request.num_tokens for request in first)
-            yield WaitingLine(_BEFORE_ALL_CLASSES, "", 1.0, len(first), num_tokens, 0.0)
+            yield WaitingLine(BEFORE_ALL_CLASSES, "", 1.0, len(first), num_tokens, 0.0)
         for service_class, lines in self._lines.items():
 
             def had(tenant: str, of_class: ServiceClass = service_class) -> float:
                 return self._shares.had((of_class, tenant))
 
             for tenant in heapq.nsmallest(_MOST_LINES_TOLD, lines, key=had):
-                line, count = lines[tenant], len(lines[tenant].entries)
+                line = lines[tenant]
                 yield WaitingLine(
-                    int(service_class), tenant, line.weight, count, line.num_tokens, line.work
+                    int(service_class), tenant, line.weight, len(line), line.num_tokens, line.work
                 )
 
-    def work_ahead(self, request: InFlightRequest) -> float:
-        """Returns the work in the line of a newcomer's tenant that is due before it."""
+    def work_ahead(self, request: InFlightRequest) -> tuple[float, float]:
+        """Returns the work in a newcomer's tenant's line: due before it in time, and overdue."""
         line = self._lines[request.service_class].get(request.tenant)
-        if line is None:
-            return 0.0
-        place = bisect.bisect_left(line.entries, (request.first_token_by_s, math.inf))
-        # Most come last. The shorter part is added up.
-        if 2 * place > len(line.entries):
-            return line.work - _work_of(line.entries[place:])
-        return _work_of(line.entries[:place])
+        return (0.0, 0.0) if line is None else line.work_ahead(request)
 
     @property
     def num_before_batch(self) -> int:
         """The number of those that go before batch work."""
         batch = self._lines[ServiceClass.BATCH]
-        return len(self._all) - (sum(map(_length, batch.values())) if batch else 0)
+        return len(self._all) - (sum(map(len, batch.values())) if batch else 0)
 
     def num_of_class(self) -> dict[ServiceClass, int]:
         """Returns how many wait of each class; those before all lines are of their own class."""
-        counts = {each: sum(map(_length, self._lines[each].values())) for each in ServiceClass}
+        counts = {each: sum(map(len, self._lines[each].values())) for each in ServiceClass}
         for request in itertools.chain(self._moved.values(), self._suspects.values()):
             counts[request.service_class] += 1
         return counts
@@ -131,7 +184,7 @@ class WaitingRequests:
     def num_of_account(self) -> dict[Account, int]:
         """Returns how many are in the line of each tenant that has something waiting."""
         return {
-            (service_class, tenant): len(line.entries)
+            (service_class, tenant): len(line)
             for service_class, lines in self._lines.items()
             for tenant, line in lines.items()
         }
@@ -160,9 +213,7 @@ class WaitingRequests:
             line = lines[request.tenant] = TenantLine(request.weight)
         due_s = -math.inf if request.attempt else request.first_token_by_s
         entry = self._entries[request.request_id] = due_s, number, request
-        bisect.insort(line.entries, entry)
-        line.work += request.line_work
-        line.num_tokens += request.num_tokens
+        line.add(entry)
 
     def remove(self, request: InFlightRequest) -> None:
         """Forgets a request; one that does not wait is ignored."""
@@ -178,12 +229,14 @@ class WaitingRequests:
             return
         lines = self._lines[request.service_class]
         line = lines[request.tenant]
-        entry = self._entries.pop(request.request_id)
-        del line.entries[bisect.bisect_left(line.entries, entry)]
-        line.work -= request.line_work
-        line.num_tokens -= request.num_tokens
-        if not line.entries:
+        line.remove(self._entries.pop(request.request_id))
+        if not line:
             del lines[request.tenant]
+
+    def has_turn(self, request: InFlightRequest) -> None:
+        """Counts the turn of a request that waits, and is about to be given to an engine."""
+        if (entry := self._entries.get(request.request_id)) is not None:
+            self._lines[request.service_class][request.tenant].has_turn(entry)
 
     def clear(self) -> None:
         """Forgets all."""
@@ -192,12 +245,12 @@ class WaitingRequests:
         self._deadlines.clear()
 
     def first_except(
-        self, passed: Container[str], shut: Container[Account] = ()
+        self, now_s: float, passed: Container[str] = (), shut: Container[Account] = ()
     ) -> InFlightRequest | None:
         """Returns who is next, of those whose ids are not in `passed`; `None` if there is none.
 
-        Lines in `shut` are left out. Of the tenants it is the one with the fewest passed, and then
-        the one that has had least.
+        `now_s` is of the loop. Lines in `shut` are left out. Of the tenants it is the one with the
+        fewest passed, and then the one that has had least.
         """
         for request in itertools.chain(self._moved.values(), self._suspects.values()):
             if request.request_id not in passed:
@@ -208,7 +261,7 @@ class WaitingRequests:
             for tenant, line in lines.items():
                 if (service_class, tenant) in shut:
                     continue
-                for num_passed, (_, _, request) in enumerate(line.entries):
+                for num_passed, request in enumerate(line.in_turn(now_s)):
                     if request.request_id in passed:
                         continue
                     key = (num_passed, self._shares.had(request.account))
@@ -272,10 +325,6 @@ class WaitingRequests:
 
 def _work_of(entries: Iterable[_Entry]) -> float:
     return sum(request.line_work for _, _, request in entries)
-
-
-def _length(line: TenantLine) -> int:
-    return len(line.entries)
 
 
 def _since_s(requests: Iterable[InFlightRequest]) -> float | None:

@@ -83,6 +83,8 @@ def _add_steps(families: Families, labels: Mapping[str, str], stats: EngineStats
     families.add("slicewise_engine_host_longest_turn_seconds", labels, stats.longest_turn_s)
     families.add("slicewise_engine_steps_total", labels, stats.num_steps)
     families.add("slicewise_engine_step_seconds_total", labels, stats.busy_s)
+    if stats.num_places is not None:
+        families.add("slicewise_engine_places", labels, stats.num_places)
 
 
 def _add_programs(families: Families, labels: Mapping[str, str], stats: EngineStats) -> None:

@@ -542,10 +542,14 @@ class ModelTelemetry:
         self.load = LoadWindow(started_at_s)
         self.batch_load = LoadWindow(started_at_s)
 
-    def set_objectives(self, own: Objectives | None) -> None:
-        """Takes the objectives of the model; `None`: it has none of its own."""
+    def set_objectives(self, own: Objectives | None, *, are_held: bool = True) -> None:
+        """Takes the objectives of the model; `None`: it has none of its own.
+
+        If they `are_held`, as many requests as can be are to be within them when engines lack.
+        """
         self.objectives = DEFAULT_OBJECTIVES if own is None else own
         self.has_own_objectives = own is not None
+        self.held_objectives = own if are_held else None
 
     def load_of(self, service_class: ServiceClass) -> LoadWindow:
         """Returns where the requests of a class are counted as load."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from serving.domain.models.request_fields.service_class import ServiceClass
-from serving.link.messages import RoomWanted, WaitingLine
+from serving.link.messages import BEFORE_ALL_CLASSES, RoomWanted, WaitingLine
 from serving.link.rooms.room import KEPT_PLACES, OPEN_LINE, EngineCapacity, FreeRoom
 from serving.link.rooms.turns import EngineAccount
 
@@ -95,12 +95,13 @@ def deal(
     order = order or DealingOrder()
     given = dict.fromkeys(demands, 0)
     tokens = dict.fromkeys(demands, 0)
-    sequences, prefill = free.sequences, free.prefill_tokens
+    sequences, prefill, for_moved = free.sequences, free.prefill_tokens, free.for_moved
     turns = _Turns(_queues(demands, computed_ratio, order.first), order)
-    while sequences > 0 and prefill > 0:
+    while prefill > 0 and (sequences > 0 or (for_moved > 0 and turns.is_before_all)):
         line = turns.next_line(is_kept=order.is_kept(sequences, prefill))
         if line is None:
             break
+        for_moved -= 1
         given[line.gateway] += 1
         tokens[line.gateway] += line.tokens_each
         sequences -= 1
@@ -128,6 +129,11 @@ class _Turns(Generic[Name]):
             for number, ((account, is_rest), queue) in enumerate(queues.items())
         ]
         heapq.heapify(self._heap)
+
+    @property
+    def is_before_all(self) -> bool:
+        """True if the next one goes before all lines."""
+        return bool(self._heap) and self._heap[0][0] == BEFORE_ALL_CLASSES
 
     def next_line(self, *, is_kept: bool) -> _Line[Name] | None:
         """Returns the line whose turn is next, less by one now; `None` if none wants a place.

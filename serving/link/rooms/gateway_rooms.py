@@ -4,10 +4,11 @@ Owns what each gateway has sent and wants to send, what it was told, and when it
 not own the requests, nor sends anything (`server`). Pure: no clock, no I/O.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic
 
+from serving.domain.capacity.step_places import PLACES_SHARE, Places, StepSums
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.link.messages import EngineLoad, Room, RoomWanted
 from serving.link.rooms.dealing import DealingOrder, Name, Share, deal
@@ -55,6 +56,7 @@ class GatewayRooms(Generic[Name]):
 
     def __init__(self, capacity: EngineCapacity) -> None:
         self._capacity = capacity
+        self._places = Places(capacity.max_num_seqs)
         self._parts: dict[Name, _Part] = {}
         self._turns = TenantTurns()
         self._ways: Ways[Name] = Ways()
@@ -102,16 +104,38 @@ class GatewayRooms(Generic[Name]):
         self._parts[gateway].demand = demand
         self._see_who_waits(now_s)
 
+    def stepped(self, done: StepSums, now_s: float) -> None:
+        """Bounds the sequences by what the engine has done since the last time.
+
+        Of gateways that tell other objectives the strictest counts. Without one nothing is bounded.
+        """
+        most, tpot_s = self._capacity.max_num_seqs, self._tpot_s
+        if tpot_s is None:
+            self._places = Places(most)
+        else:
+            token_s = PLACES_SHARE * tpot_s
+            self._places = self._places.after(done, now_s, most=most, token_s=token_s)
+
+    @property
+    def num_places(self) -> int:
+        """How many sequences the engine may have; what was on another one before may have more."""
+        return self._places.num
+
+    @property
+    def _tpot_s(self) -> float | None:
+        told = (part.demand.tpot_s for part in self._parts.values())
+        return min((each for each in told if each is not None), default=None)
+
     def look(self, load: EngineLoad, num_sequences: int, now_s: float) -> None:
         """Deals out what there is now."""
         self._load, self._num_sequences = load, num_sequences
         self._is_batch_leaving = self._turns.is_batch_leaving(now_s)
         self._leaving = self._turns.leaving(now_s)
-        self._free = free_room(self._capacity, load, num_sequences)
+        self._free = free_room(self._capacity, load, num_sequences, self._places.num)
         self._num_looks += 1
         self._ways.look(now_s)
         order = DealingOrder.of(
-            self._capacity,
+            replace(self._capacity, max_num_seqs=self._places.num),
             self._turns.had,
             partial(self._turns.leaves_room, now_s=now_s),
             self._num_looks,

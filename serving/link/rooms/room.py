@@ -37,16 +37,23 @@ class FreeRoom:
     """What an engine has room for now. Less than none, where it has more than it should.
 
     The next request fits if there is a sequence free, some prefill and enough KV cache: one whose
-    prompt is longer than a step has to begin at some time, and then others wait for it.
+    prompt is longer than a step has to begin at some time, and then others wait for it. What was on
+    an engine before may be so many sequences as are `for_moved`.
     """
 
     sequences: int
     prefill_tokens: int
     kv_tokens: int | None
+    for_moved: int = 0
 
 
-def free_room(capacity: EngineCapacity, load: EngineLoad, num_sequences: int) -> FreeRoom:
+def free_room(
+    capacity: EngineCapacity, load: EngineLoad, num_sequences: int, num_places: int | None = None
+) -> FreeRoom:
     """Returns the room of an engine that has `num_sequences`, those on their way to it included.
+
+    It may have `num_places` for its steps to be short enough; `None`: as many as it can. A stream
+    that was on an engine before goes on all the same: slower is better than not at all.
 
     The prompts in line are at most one step's: with more, a prompt waits longer in the engine, and
     hardly anything is gained.
@@ -55,8 +62,10 @@ def free_room(capacity: EngineCapacity, load: EngineLoad, num_sequences: int) ->
     if kv_tokens is not None and num_sequences:
         kept = 1.0 - _KV_RESERVE - load.kv_usage_ratio
         kv_tokens = int(kept * kv_tokens) - load.backlog_tokens
+    left = capacity.max_num_seqs - num_sequences
     return FreeRoom(
-        capacity.max_num_seqs - num_sequences,
+        left if num_places is None else min(left, num_places - num_sequences),
         capacity.max_num_batched_tokens - load.backlog_tokens,
         kv_tokens,
+        left,
     )

@@ -59,7 +59,7 @@ def test_choice_is_the_gateways(
     need = Need(PROMPT + emitted, max(0, expected - emitted))
     rows = {engine_id: row for row, engine_id in enumerate(columns.engine_ids)}
     route = choose_engine(columns, rows, Wish(need, number=number))
-    chosen = kernel.choose(state, bounds_of(FOREVER), 0, number)
+    chosen = kernel.choose(state, bounds_of(FOREVER, None), 0, number)
     assert chosen == (kernel.NOBODY if route.engine_id is None else int(route.engine_id))
 
 

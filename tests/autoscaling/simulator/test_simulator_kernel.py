@@ -8,6 +8,7 @@ from step_by_step import StepByStep
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
 from autoscaling.simulator.world.engines import Answers, Engines, GatewayLimits
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 
 FOREVER = GatewayLimits(request_deadline_s=1e6, max_waiting_requests=1_000_000)
@@ -43,6 +44,32 @@ def test_engines_give_every_token_when_a_simulation_step_by_step_does(
     # Leaps multiply where steps add, and results are kept in single precision.
     np.testing.assert_allclose(answers.first_s, first_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(answers.last_s, last_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_engines", "rate", "objectives"),
+    [
+        pytest.param({}, 2, 40.0, Objectives(1.0, 0.03), id="a little too much"),
+        pytest.param({}, 3, 100.0, Objectives(1.0, 0.03, 0.0002), id="much too much"),
+        pytest.param({}, 2, 60.0, Objectives(5.0, 0.015), id="hardly any sequences"),
+        pytest.param({"max_num_batched_tokens": 512}, 3, 60.0, Objectives(2.0, 0.02), id="prompts"),
+    ],
+)
+def test_places_and_turns_by_objectives_are_those_of_gateways_and_engines(
+    changes: dict[str, object], num_engines: int, rate: float, objectives: Objectives
+) -> None:
+    law = profile(**changes)
+    requests = varied(1500, rate, seed=11)
+    world = StepByStep(requests, law, num_engines, objectives=objectives)
+    first_s, last_s = world.run()
+    engines = Engines(requests, law, FOREVER, objectives)
+    for _ in range(num_engines):
+        engines.open(0.0)
+    answers = engines.finish()
+    np.testing.assert_allclose(answers.first_s, first_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(answers.last_s, last_s - requests.arrival_s, rtol=1e-5, atol=1e-6)
+    assert all(each.fewest_places < law.max_num_seqs for each in world.engines)
+    assert (np.diff(first_s) < 0).any()  # some were overtaken
 
 
 def test_engines_of_two_shapes_each_keep_to_their_own_law() -> None:

@@ -121,7 +121,7 @@ def test_more_slices_never_serve_fewer() -> None:
     assert outcomes[0].service.num_served < outcomes[1].service.num_served
     ratios = [outcome.service.slo_ratio for outcome in at_once]
     assert ratios == sorted(ratios)
-    assert ratios[0] < 0.5
+    assert ratios[0] < 0.7
     assert ratios[-1] == 1
 
 

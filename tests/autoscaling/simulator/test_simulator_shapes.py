@@ -55,7 +55,7 @@ def hours(outcome: SimulationOutcome, name: str) -> float:
 def test_day_with_both_shapes_costs_about_what_the_better_one_does() -> None:
     small, large, either = day(SMALL), day(LARGE), day(SMALL, LARGE)
     assert min(hours(either, "small"), hours(either, "large")) > 0.2
-    assert either.cost.total_usd < 0.9 * small.cost.total_usd
+    assert either.cost.total_usd < 0.92 * small.cost.total_usd
     # Small slices that were added one by one are kept until large ones in their place save more.
     assert either.cost.total_usd < 1.15 * large.cost.total_usd
     # The jump to twenty times the load meets one small slice, where it else meets more.

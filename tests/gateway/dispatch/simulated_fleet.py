@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.errors import RequestError
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.tokens.cached_blocks import CacheMirror
@@ -255,12 +256,15 @@ async def simulated_fleet(
     deadline_s: float = 86_400.0,
     *,
     knows_lengths: bool = False,
+    objectives: Objectives | None = None,
 ) -> AsyncIterator[SimulatedFleet]:
     """Requests wait for `deadline_s` if they do not say."""
     gateways = [
         SimulatedGateway(f"gw{number}", deadline_s, KnownLengths() if knows_lengths else None)
         for number in range(num_gateways)
     ]
+    for gateway in gateways:
+        gateway.dispatcher.telemetry.set_objectives(objectives)
     fleet = SimulatedFleet(gateways)
     looking = asyncio.create_task(fleet.keep_looking())
     try:

@@ -22,7 +22,7 @@ from serving.gateway.dispatch.admission import FleetLimits, QueueState
 from serving.gateway.dispatch.dispatcher import Dispatcher
 from serving.gateway.dispatch.load import load_of
 from serving.gateway.dispatch.requests import PROVING_TOKENS, InFlightRequest
-from serving.link.messages import EngineEnd, EngineLoad, Finish, Step, TokenOutput
+from serving.link.messages import EngineEnd, EngineLoad, Finish, RoomWanted, Step, TokenOutput
 from tests.engine.simulated_time import run_simulated
 from tests.gateway.engines import RecordingSink, ScriptedLink, answer_to, in_flight
 
@@ -431,6 +431,24 @@ def test_deadline_grows_with_the_prompt_as_the_objective_does() -> None:
             "long": pytest.approx(7.0),
             "asks": pytest.approx(8.0),
         }
+        fleet.dispatcher.shutdown()
+
+    run_simulated(main())
+
+
+def test_engines_hear_of_the_objective_that_they_are_to_keep() -> None:
+    async def main() -> None:
+        fleet = Fleet(FleetLimits())
+        telemetry = fleet.dispatcher.telemetry
+        before = ScriptedLink(fleet.dispatcher, "before", places=1)
+        assert before.wanted == RoomWanted()
+        telemetry.set_objectives(Objectives(1.0, 0.1))
+        fleet.dispatcher.objectives_changed()
+        assert before.wanted == RoomWanted(tpot_s=0.1)
+        assert ScriptedLink(fleet.dispatcher, "after", places=1).wanted == RoomWanted(tpot_s=0.1)
+        telemetry.set_objectives(Objectives(1.0, 0.1), are_held=False)
+        fleet.dispatcher.objectives_changed()
+        assert before.wanted == RoomWanted()
         fleet.dispatcher.shutdown()
 
     run_simulated(main())

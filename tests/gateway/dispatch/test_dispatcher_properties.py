@@ -5,6 +5,7 @@ import asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from serving.domain.capacity.objectives import Objectives
 from serving.domain.errors import PoisonRequestError
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.gateway.dispatch.admission import FleetLimits
@@ -41,8 +42,10 @@ _CLASSES = {
 class World:
     """A dispatcher, its engines, and what was asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttft_s: float | None = None) -> None:
         self.dispatcher = Dispatcher("demo", FleetLimits(600.0, MAX_LOSSES))
+        if ttft_s is not None:
+            self.dispatcher.telemetry.set_objectives(Objectives(ttft_s, 0.1))
         self.sink = RecordingSink(self.dispatcher)
         self.links: list[ScriptedLink] = []
         self.wanted: dict[str, int] = {}
@@ -123,14 +126,15 @@ class World:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(operations, max_size=60))
+# Without an objective, with one that all are past at once, one that some are, and one that none is.
+@given(st.lists(operations, max_size=60), st.sampled_from([None, 1e-9, 2e-4, 60.0]))
 # A link that broke, of which more room is told than is known of it.
-@example([("submit", 1), ("add_engine", 2), ("break_link", 0), ("submit", 1), ("places", 0)])
+@example([("submit", 1), ("add_engine", 2), ("break_link", 0), ("submit", 1), ("places", 0)], None)
 def test_every_token_comes_once_and_in_order_and_the_tables_end_empty(
-    script: list[tuple[str, int]],
+    script: list[tuple[str, int]], ttft_s: float | None
 ) -> None:
     async def run() -> None:
-        world = World()
+        world = World(ttft_s)
         for operation, argument in script:
             world.apply(operation, argument)
         world.finish()

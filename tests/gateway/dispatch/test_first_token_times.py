@@ -126,8 +126,8 @@ def test_who_is_refused_could_not_have_been_in_time_by_the_same_forecast(
         line.come(line.request(200.0, 0.5))
     request = line.request(patience_s=patience_s)
     request.patience_s = patience_s if is_asked else None
-    wait_s = line.forecast.wait_s(request, TWO_ENGINES)
-    promised_s = line.forecast.wait_s(request, TWO_ENGINES, with_promises=True)
+    wait_s = line.forecast.wait_s(request, TWO_ENGINES, line.now_s)
+    promised_s = line.forecast.wait_s(request, TWO_ENGINES, line.now_s, with_promises=True)
     first_s = first.alone_s if line.waiting else first.soonest_s
     try:
         in_s = line.forecast.come_back_in_s(

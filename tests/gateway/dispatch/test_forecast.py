@@ -4,6 +4,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.usage.tenant_shares import TenantShares
@@ -68,7 +70,7 @@ class Line:
         return in_s
 
     def wait_s(self, capacity: Capacity = TWO_ENGINES, **changes: Any) -> float | None:
-        return self.forecast.wait_s(self.request(**changes), capacity)
+        return self.forecast.wait_s(self.request(**changes), capacity, self.now_s)
 
 
 def after(seconds: float) -> Any:
@@ -265,14 +267,14 @@ def test_promises_are_bounded() -> None:
 
 def order(waiting: WaitingRequests) -> list[str]:
     passed: set[str] = set()
-    while (request := waiting.first_except(passed)) is not None:
+    while (request := waiting.first_except(0.0, passed)) is not None:
         passed.add(request.request_id)
     return [bytes(each.prompt_token_ids).decode() for each in _in_order(waiting)]
 
 
 def _in_order(waiting: WaitingRequests) -> list[InFlightRequest]:
     taken = []
-    while (request := waiting.first_except(())) is not None:
+    while (request := waiting.first_except(0.0)) is not None:
         waiting.remove(request)
         taken.append(request)
     return taken
@@ -314,3 +316,98 @@ def test_first_of_those_whose_time_is_over_are_found() -> None:
     line.waiting.remove(late)
     assert line.waiting.next_deadline_s() == 15.0
     assert line.waiting.due(20.0) == [later]
+
+
+# -- those that can be in time no more --
+
+
+def test_those_that_can_be_in_time_no_more_stand_behind_the_others_with_every_fourth_turn() -> None:
+    line = Line()
+    for number in range(3):
+        line.wait(1.0, name=f"late {number}", overdue_at_s=11.0)
+    for number in range(8):
+        line.wait(1.0, name=f"new {number}", overdue_at_s=99.0)
+    taken = []
+    while (request := line.waiting.first_except(12.0)) is not None:
+        line.waiting.has_turn(request)
+        line.waiting.remove(request)
+        taken.append(bytes(request.prompt_token_ids).decode())
+    assert taken == [
+        *("new 0", "new 1", "new 2", "late 0", "new 3", "new 4", "new 5", "late 1"),
+        *("new 6", "new 7", "late 2"),
+    ]
+
+
+def test_a_request_is_overdue_from_its_time_on_and_stays_so() -> None:
+    line = Line()
+    line.wait(1.0, name="first", overdue_at_s=11.0)
+    line.wait(1.0, name="second", overdue_at_s=12.0)
+
+    def next_at(now_s: float) -> str:
+        request = line.waiting.first_except(now_s)
+        assert request is not None
+        return bytes(request.prompt_token_ids).decode()
+
+    assert [next_at(now_s) for now_s in (10.9, 11.0, 11.9)] == ["first", "second", "second"]
+    assert next_at(12.0) == "first"
+    assert line.waiting.num_of_account() == {(STANDARD, ""): 2}
+
+
+def test_one_that_will_be_overdue_is_told_that_it_has_a_fourth_of_the_turns() -> None:
+    line = Line()
+    line.wait(400.0, overdue_at_s=line.now_s + 1.0)  # two seconds of two engines
+    in_time = line.wait_s(overdue_at_s=line.now_s + 5.0)
+    assert in_time == after(2.0)
+    had = 1.0 / MARGIN / 2.0  # of what is before it, as long as it can be in time
+    late = line.wait_s(overdue_at_s=line.now_s + 1.0)
+    assert late == after(2.0 * (had + 4 * (1 - had)))
+    assert line.wait_s(overdue_at_s=line.now_s) == after(8.0)
+
+
+def test_who_is_overdue_stands_in_nobodys_way_who_can_be_in_time() -> None:
+    line = Line()
+    line.wait(2000.0, overdue_at_s=line.now_s)
+    line.waiting.first_except(line.now_s)
+    assert line.wait_s(overdue_at_s=line.now_s + 5.0) == 0.0
+    assert line.wait_s(overdue_at_s=line.now_s) == after(40.0)
+
+
+def test_who_is_refused_comes_back_when_what_waits_is_done_and_is_in_time_then() -> None:
+    line = Line()
+    line.wait(1000.0, overdue_at_s=line.now_s)  # five seconds
+    line.waiting.first_except(line.now_s)
+    newcomer = line.request(name="newcomer", patience_s=8.0, overdue_at_s=line.now_s)
+    in_s = line.come(newcomer)
+    # Twenty seconds by a fourth of the turns: more than it has. All of it takes 5.75.
+    assert in_s == pytest.approx(5.0 * MARGIN - 4.0)
+    line.now_s += in_s
+    assert line.come(line.request(name="newcomer", overdue_at_s=line.now_s + 1.0)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(1, 100)), min_size=1, max_size=30))
+def test_whatever_is_overdue_when_each_has_its_turn_once_and_sums_stay_right(
+    requests: list[tuple[float, float]],
+) -> None:
+    line = Line()
+    waiting = [
+        line.wait(work, name=f"r{number}", overdue_at_s=at_s, patience_s=60.0 + at_s)
+        for number, (at_s, work) in enumerate(requests)
+    ]
+    newcomer = line.request(patience_s=100.0)
+    taken: list[InFlightRequest] = []
+    num_since_overdue = 0
+    now_s = 0.0
+    while (request := line.waiting.first_except(now_s)) is not None:
+        left = [each for each in waiting if each not in taken]
+        ahead, overdue = line.waiting.work_ahead(newcomer)
+        assert ahead + overdue == pytest.approx(sum(each.line_work for each in left))
+        is_overdue = request.overdue_at_s <= now_s
+        assert is_overdue or num_since_overdue < 4
+        some_wait = any(each.overdue_at_s <= now_s for each in left)
+        num_since_overdue = num_since_overdue + 1 if some_wait and not is_overdue else 0
+        line.waiting.has_turn(request)
+        line.waiting.remove(request)
+        taken.append(request)
+        now_s += 1.0
+    assert sorted(each.request_id for each in taken) == sorted(each.request_id for each in waiting)
+    assert (len(line.waiting), line.waiting.num_lines) == (0, 0)
