@@ -101,7 +101,9 @@ class ScalingApplication(RunningApplication):
         rules["classes"]["spot"] |= {"provisioning_s": 10.0, "patience_s": 20.0}
         rules["rules"]["drain_delay_s"] = 30.0
         rules["profile"] = LAW.model_dump()
-        rules["objectives"] = {"ttft_s": TTFT_OBJECTIVE_S, "tpot_s": TPOT_OBJECTIVE_S}
+        # The model's too, since simulated gateways hold them while engines lack.
+        model["objectives"] = {"ttft_s": TTFT_OBJECTIVE_S, "tpot_s": TPOT_OBJECTIVE_S}
+        rules["objectives"] = dict(model["objectives"])
         rules["assumed_tokens"] = {"input": 120, "output": 20}
         self._kwargs["models"] = {MODEL: rules}
         application["args"]["gateway"] = {"request_deadline_s": DEADLINE_S}
