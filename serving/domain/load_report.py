@@ -17,7 +17,6 @@ both of its ends. Pure.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from serving.domain.slice_lifecycle import HELD_STATES, EndCause, SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
@@ -86,33 +85,9 @@ def are_too_many(num_missed: int, num_met: int) -> bool:
     return judged >= _LEAST_JUDGED and num_missed > _MISSED_SHARE * judged
 
 
-class Judged(Protocol):
-    """What kept to the objectives of a model and what did not; a `LoadSample` says so too."""
-
-    @property
-    def num_ttft_met(self) -> int:
-        """First tokens that came in time."""
-        ...
-
-    @property
-    def num_ttft_missed(self) -> int:
-        """First tokens that came too late."""
-        ...
-
-    @property
-    def num_tpot_met(self) -> int:
-        """Sequences that ended, whose later tokens came quickly enough."""
-        ...
-
-    @property
-    def num_tpot_missed(self) -> int:
-        """Those whose later tokens did not."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class JudgedRequests:
-    """The counts of `Judged` alone: of first tokens, and of sequences that ended."""
+    """The counts of a `LoadSample` that kept to objectives, and that did not, by themselves."""
 
     num_ttft_met: int
     num_ttft_missed: int
@@ -120,7 +95,7 @@ class JudgedRequests:
     num_tpot_missed: int
 
 
-def misses_objectives(judged: Judged) -> bool:
+def misses_objectives(judged: LoadSample | JudgedRequests) -> bool:
     """Returns whether interactive and standard work missed its objectives too often lately.
 
     Never, where a model has none.

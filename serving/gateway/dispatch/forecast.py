@@ -250,7 +250,7 @@ class LineForecast:
         ):
             return None
         # When it comes back it can be in time: it is before those that are overdue by then.
-        line_s = self.line_s(request, capacity)
+        line_s = self._line_s(request, capacity)
         turn_s = (line_s or 0.0) + first_s - first.alone_s
         again_s = whole_s - first.alone_s  # what it has for its turn when it comes back
         in_s = max(1.0, turn_s - again_s / 2)
@@ -284,7 +284,7 @@ class LineForecast:
         own = had + OVERDUE_TURN * (in_time - had + overdue)
         return self._time_for_s(request, capacity, own, with_promises=with_promises)
 
-    def line_s(self, request: InFlightRequest, capacity: Capacity) -> float | None:
+    def _line_s(self, request: InFlightRequest, capacity: Capacity) -> float | None:
         """Returns how long engines take for all that is before a newcomer, and promised."""
         own = sum(self._waiting.work_ahead(request))
         own += self._promises.lines.get(request.account, (0.0, 0.0))[0]

@@ -56,13 +56,14 @@ class DealingOrder:
     def of(
         cls,
         capacity: EngineCapacity,
+        num_places: int,
         had: Callable[[EngineAccount], float],
         leaves_room: Callable[[EngineAccount], bool],
         first: int,
     ) -> "DealingOrder":
-        """Returns the order at an engine of that capacity."""
+        """Returns the order at an engine of that capacity, with so many places for sequences."""
         kept_prefill = (1.0 - OPEN_LINE) * capacity.max_num_batched_tokens
-        return cls(had, leaves_room, first, KEPT_PLACES * capacity.max_num_seqs, kept_prefill)
+        return cls(had, leaves_room, first, KEPT_PLACES * num_places, kept_prefill)
 
     def is_kept(self, sequences: int, prefill: int) -> bool:
         """Returns whether what is left is kept for others."""

@@ -4,7 +4,7 @@ Owns what each gateway has sent and wants to send, what it was told, and when it
 not own the requests, nor sends anything (`server`). Pure: no clock, no I/O.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic
 
@@ -135,7 +135,8 @@ class GatewayRooms(Generic[Name]):
         self._num_looks += 1
         self._ways.look(now_s)
         order = DealingOrder.of(
-            replace(self._capacity, max_num_seqs=self._places.num),
+            self._capacity,
+            self._places.num,
             self._turns.had,
             partial(self._turns.leaves_room, now_s=now_s),
             self._num_looks,
