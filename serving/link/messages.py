@@ -136,6 +136,8 @@ class Room(msgspec.Struct, array_like=True, frozen=True):
 
     The first `num_dealt` of the requests may be anybody's, those behind them are kept for others
     than batch work, if `is_batch_leaving`, and the accounts of `leaving`; `None` if nothing is.
+    The last `num_for_moved` of the requests may only be some that were on an engine before: with
+    them the engine has more than keep the objective for later tokens.
 
     `to_yield` are batch work of this gateway, by their ids, which it is to take back for others.
     `num_batch_of_others` is batch work that it may have taken back by a `MakeWay`; `num_ways_over`
@@ -156,6 +158,7 @@ class Room(msgspec.Struct, array_like=True, frozen=True):
     to_yield: list[str] = []
     num_batch_of_others: int = 0
     num_ways_over: int = 0
+    num_for_moved: int = 0
 
 
 class ProgramCounts(msgspec.Struct, array_like=True, frozen=True):

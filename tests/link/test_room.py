@@ -12,6 +12,7 @@ from serving.link.rooms.dealing import DealingOrder, deal
 from serving.link.rooms.gateway_rooms import GatewayRooms
 from serving.link.rooms.room import EngineCapacity, FreeRoom, free_room
 from serving.link.rooms.step_watch import StepWatch
+from serving.link.rooms.turns import ChargedRequest
 
 CAPACITY = EngineCapacity(max_num_seqs=8, max_num_batched_tokens=1000, num_kv_tokens=10_000)
 NOTHING = RoomWanted()
@@ -371,6 +372,51 @@ def test_a_gateway_that_left_has_no_part() -> None:
     assert rooms.room_of("b").num_requests == 8
 
 
+def test_places_beyond_an_objective_are_told_to_be_for_what_was_on_an_engine_before() -> None:
+    rooms = rooms_of("a", "b")
+    moved = WaitingLine(-1, "", 1.0, 2, 20, 0.0)
+    rooms.wanted("a", RoomWanted(12, 120, [moved, line("t", 10)], tpot_s=0.05), 1.0)
+    rooms.wanted("b", RoomWanted(9, 90, [line("t", 9)], tpot_s=0.05), 1.0)
+    rooms.began("a", "r", request_of(ServiceClass.STANDARD), 1.0)
+    rooms.stepped(seconds(8, 0.1), 1.0)
+    assert rooms.num_places == 5
+    rooms.look(EngineLoad(4), 4, 1.0)
+    told = rooms.room_of("a")
+    assert (told.num_requests, told.num_for_moved) == (2, 1)
+    assert rooms.room_of("b").num_requests == 0
+    # One ends, and the place that was for a moved one is anybody's: its gateway hears at once.
+    rooms.took("a", 10)
+    rooms.wanted("a", RoomWanted(10, 100, [line("t", 10)], tpot_s=0.05), 2.0)
+    rooms.wanted("b", RoomWanted(tpot_s=0.05), 2.0)
+    rooms.look(EngineLoad(5), 5, 2.0)
+    assert rooms.to_tell == []
+    rooms.look(EngineLoad(4), 4, 2.0)
+    assert rooms.to_tell == ["a"]
+    assert rooms.room_of("a").num_for_moved == 0
+
+
+def request_of(service_class: ServiceClass) -> ChargedRequest:
+    return ChargedRequest((service_class, "t"), 1.0, 10.0, prompt_tokens=10)
+
+
+def test_an_engine_with_batch_work_alone_keeps_no_objective() -> None:
+    rooms = rooms_of("a")
+    rooms.wanted("a", RoomWanted(tpot_s=0.05), 0.0)
+    rooms.began("a", "batch", request_of(ServiceClass.BATCH), 0.0)
+    rooms.stepped(seconds(8, 0.1), 1.0)
+    assert rooms.num_places == 8
+    chat = request_of(ServiceClass.STANDARD)
+    rooms.began("a", "chat", chat, 2.0)
+    rooms.stepped(seconds(8, 0.1), 3.0)
+    assert rooms.num_places == 5
+    rooms.stepped(seconds(8, 0.1), 100.0)
+    rooms.ended("chat", chat)
+    rooms.stepped(seconds(8, 0.1), 130.0)
+    assert rooms.num_places < 8, "others may come again"
+    rooms.stepped(seconds(8, 0.1), 160.0)
+    assert rooms.num_places == 8
+
+
 def seconds(num_sequences: int, step_s: float, busy_s: float = 60.0) -> StepSums:
     """So much time in steps of that length; a minute, after which nothing before counts."""
     num_steps = busy_s / step_s
@@ -379,6 +425,7 @@ def seconds(num_sequences: int, step_s: float, busy_s: float = 60.0) -> StepSums
 
 def test_an_engine_whose_steps_are_too_long_has_fewer_places() -> None:
     rooms = rooms_of("a", "b")
+    rooms.began("a", "r", request_of(ServiceClass.STANDARD), 0.0)
     rooms.stepped(seconds(8, 0.1), 1.0)
     assert rooms.num_places == 8  # nobody told an objective
     rooms.wanted("a", RoomWanted(tpot_s=0.08), 1.0)
@@ -404,5 +451,5 @@ def test_what_is_done_between_two_looks_is_the_difference_of_sums() -> None:
     assert not watch.is_due(5.9)
     assert watch.is_due(6.0)
     then = EngineStats(generation_tokens=160, num_steps=16, busy_s=1.5, drafts=(20, 60, 20))
-    # Of each draft one and a half tokens are accepted: six steps gave as much as fifteen.
-    assert watch.look(then, 6.0) == StepSums(60, 15, 0.5)
+    # Of 60 tokens 15 were drafts: a step gave a sequence four thirds, so six gave as much as eight.
+    assert watch.look(then, 6.0) == StepSums(60, 8, 0.5)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from serving.gateway.dispatch.waiting import WaitingRequests
 from serving.link.messages import RoomWanted
@@ -10,6 +11,15 @@ from serving.link.messages import RoomWanted
 _PERIOD_S = 0.05
 # And where a tenant has begun to wait: until they know of it, its turn does not come.
 _NEW_LINE_S = 0.005
+
+
+class _Numbers(NamedTuple):
+    """What engines hear of anew when it changes."""
+
+    num_requests: int
+    num_tokens: int
+    num_lines: int
+    is_before_lines: bool
 
 
 class DemandTeller:
@@ -25,16 +35,19 @@ class DemandTeller:
         self._waiting = waiting
         self._tell = tell
         self._tpot_s = tpot_s
-        self._told = (0, 0, 0)
+        self._told = _Numbers(0, 0, 0, is_before_lines=False)
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
         """Takes in that something may have changed."""
         now, told = self._numbers(), self._told
-        if bool(now[0]) != bool(told[0]):
+        if bool(now.num_requests) != bool(told.num_requests):
             self._send()
         elif now != told:
-            self._send_in(_NEW_LINE_S if now[2] > told[2] else _PERIOD_S)
+            # What goes before all lines gets places that nobody else may have.
+            is_urgent = now.is_before_lines != told.is_before_lines
+            is_new = now.num_lines > told.num_lines or is_urgent
+            self._send_in(_NEW_LINE_S if is_new else _PERIOD_S)
 
     def now(self) -> RoomWanted:
         """Returns what there is to tell now."""
@@ -46,9 +59,10 @@ class DemandTeller:
             self._timer.cancel()
             self._timer = None
 
-    def _numbers(self) -> tuple[int, int, int]:
+    def _numbers(self) -> "_Numbers":
         waiting = self._waiting
-        return len(waiting), waiting.num_tokens, waiting.num_lines
+        is_before_lines = waiting.work_before_lines > 0
+        return _Numbers(len(waiting), waiting.num_tokens, waiting.num_lines, is_before_lines)
 
     def _send_in(self, delay_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -64,9 +64,16 @@ class KnownRoom:
     def has_place(self) -> bool:
         """True if the engine can have another request now, if not any."""
         room = self.told
-        if room is None or room.num_requests <= len(self._unseen):
-            return False
-        return room.prefill_tokens > self._computed(room)
+        return room is not None and self._has_place(room, room.num_requests - room.num_for_moved)
+
+    @property
+    def has_place_for_moved(self) -> bool:
+        """True if it can have another one that was on an engine before."""
+        room = self.told
+        return room is not None and self._has_place(room, room.num_requests)
+
+    def _has_place(self, room: Room, num_requests: int) -> bool:
+        return num_requests > len(self._unseen) and room.prefill_tokens > self._computed(room)
 
     @property
     def has_full_line(self) -> bool:
@@ -74,13 +81,13 @@ class KnownRoom:
         room = self.told
         return room is not None and not self.has_place and room.num_places > len(self._unseen)
 
-    def has_room(self, need: Need) -> bool:
-        """Returns whether the engine can have this request now.
+    def has_room_for_moved(self, need: Need) -> bool:
+        """Returns whether the engine can have this request now, which is on another one yet.
 
         An engine without any gets one, whatever it needs: there will never be more room.
         """
         room = self.told
-        if room is None or not self.has_place:
+        if room is None or not self.has_place_for_moved:
             return False
         left = self.kv_tokens_left
         return left is None or not self.num_sequences or left >= self._kv(room, need)

@@ -21,12 +21,13 @@ class Share:
     """One gateway's part of the room.
 
     Of its `sequences` so many were `dealt` to those that wait there; the others nobody has asked
-    for.
+    for. So many are `for_moved`: only requests that were on an engine before may have them.
     """
 
     sequences: int
     prefill_tokens: int
     dealt: int
+    for_moved: int = 0
 
 
 def _nothing(_: EngineAccount) -> float:
@@ -95,6 +96,7 @@ def deal(
     """
     order = order or DealingOrder()
     given = dict.fromkeys(demands, 0)
+    given_to_moved = dict.fromkeys(demands, 0)
     tokens = dict.fromkeys(demands, 0)
     sequences, prefill, for_moved = free.sequences, free.prefill_tokens, free.for_moved
     turns = _Turns(_queues(demands, computed_ratio, order.first), order)
@@ -104,6 +106,7 @@ def deal(
             break
         for_moved -= 1
         given[line.gateway] += 1
+        given_to_moved[line.gateway] += sequences <= 0
         tokens[line.gateway] += line.tokens_each
         sequences -= 1
         prefill -= line.tokens_each
@@ -111,7 +114,10 @@ def deal(
     if demands and sequences > 0 and prefill > 0:
         rest, rest_tokens = -(-sequences // len(demands)), -(-prefill // len(demands))
     return {
-        name: Share(given[name] + rest, tokens[name] + rest_tokens, given[name]) for name in demands
+        name: Share(
+            given[name] + rest, tokens[name] + rest_tokens, given[name], given_to_moved[name]
+        )
+        for name in demands
     }
 
 

@@ -4,6 +4,7 @@ Owns what each gateway has sent and wants to send, what it was told, and when it
 not own the requests, nor sends anything (`server`). Pure: no clock, no I/O.
 """
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic
@@ -22,6 +23,9 @@ from serving.link.rooms.ways import Ways
 # behind sixteen gateways the slowest hundredth's first token came after 0.24 in place of 0.44 s,
 # with this and one drawn of those that are as good (docs/results/dispatch.md).
 _NEWS_TOKENS, _NEWS_SEQUENCES = 512, 4
+# An engine that has had nothing but batch work for so many seconds keeps no objective: batch work
+# has none, and gives more tokens without.
+_ALONE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -46,6 +50,21 @@ class _Part:
         return self.told.num_requests - (self.num_taken - self.told.num_taken)
 
     @property
+    def has_news(self) -> bool:
+        """True if it was told nothing yet, or much else than there is for it now."""
+        if self.told is None:
+            return True
+        left, now = self.num_left, self.share.sequences
+        left_for_all, now_for_all = left - self.told.num_for_moved, now - self.share.for_moved
+        return self._is_news(left, now) or self._is_news(left_for_all, now_for_all)
+
+    def _is_news(self, left: int, now: int) -> bool:
+        """Returns whether it has to hear that `now` it may send so many where `left` it thinks."""
+        if now > left:
+            return left <= 0 or self.demand.num_requests > left
+        return left > max(1, now)
+
+    @property
     def accounts(self) -> list[EngineAccount]:
         """Those that have something waiting there, as far as it has told."""
         return [(line.service_class, line.tenant) for line in self.demand.lines]
@@ -63,6 +82,8 @@ class GatewayRooms(Generic[Name]):
         self._free = FreeRoom(0, 0, 0)
         self._load = EngineLoad()
         self._num_sequences = 0
+        self._num_urgent = 0  # requests that are no batch work, and are on the engine
+        self._last_urgent_s = -math.inf
         self._num_looks = 0
         self._is_batch_leaving = False
         self._leaving: list[EngineAccount] = []
@@ -89,11 +110,15 @@ class GatewayRooms(Generic[Name]):
         self._turns.charge(request, now_s)
         if request.account[0] == ServiceClass.BATCH:
             self._ways.began(request_id, gateway)
+        else:
+            self._num_urgent += 1
+            self._last_urgent_s = now_s
 
     def ended(self, request_id: str, request: ChargedRequest) -> None:
-        """Puts right what was charged for a request that is over."""
+        """Puts right what was charged for a request that has begun and is over."""
         self._turns.settle(request)
         self._ways.ended(request_id)
+        self._num_urgent -= request.account[0] != ServiceClass.BATCH
 
     def ask_for_a_way(self, gateway: Name, now_s: float) -> None:
         """Asks batch work of another gateway back."""
@@ -107,10 +132,13 @@ class GatewayRooms(Generic[Name]):
     def stepped(self, done: StepSums, now_s: float) -> None:
         """Bounds the sequences by what the engine has done since the last time.
 
-        Of gateways that tell other objectives the strictest counts. Without one nothing is bounded.
+        Of gateways that tell other objectives the strictest counts. Without one nothing is bounded,
+        nor is an engine that has had nothing but batch work for a while.
         """
         most, tpot_s = self._capacity.max_num_seqs, self._tpot_s
-        if tpot_s is None:
+        if self._num_urgent:
+            self._last_urgent_s = now_s
+        if tpot_s is None or now_s - self._last_urgent_s >= _ALONE_S:
             self._places = Places(most)
         else:
             token_s = PLACES_SHARE * tpot_s
@@ -164,6 +192,7 @@ class GatewayRooms(Generic[Name]):
             to_yield=self._ways.to_yield(gateway),
             num_batch_of_others=self._ways.num_of_others(gateway),
             num_ways_over=self._ways.num_over(gateway),
+            num_for_moved=part.share.for_moved,
         )
         return part.told
 
@@ -178,7 +207,7 @@ class GatewayRooms(Generic[Name]):
         return [
             gateway
             for gateway, part in self._parts.items()
-            if _has_news(part) or self._is_mistaken(part) or self._is_asked_anew(gateway, part)
+            if part.has_news or self._is_mistaken(part) or self._is_asked_anew(gateway, part)
         ]
 
     def _is_mistaken(self, part: _Part) -> bool:
@@ -201,12 +230,3 @@ class GatewayRooms(Generic[Name]):
     def _see_who_waits(self, now_s: float) -> None:
         waiting = {account for part in self._parts.values() for account in part.accounts}
         self._turns.wait(waiting, now_s)
-
-
-def _has_news(part: _Part) -> bool:
-    left, now = part.num_left, part.share.sequences
-    if part.told is None:
-        return True
-    if now > left:
-        return left <= 0 or part.demand.num_requests > left
-    return left > max(1, now)

@@ -26,7 +26,12 @@ class StepWatch:
 
 
 def _tokens_each(before: EngineStats, now: EngineStats) -> float:
-    """Returns what a step gives a sequence on average: a token, and what is accepted of drafts."""
-    if before.drafts is None or now.drafts is None or now.drafts[0] <= before.drafts[0]:
+    """Returns what a step gives a sequence on average: a token, and what is accepted of drafts.
+
+    Some sequences have no draft in a step, so how many drafts there were says nothing of all.
+    """
+    if before.drafts is None or now.drafts is None:
         return 1.0
-    return 1.0 + (now.drafts[2] - before.drafts[2]) / (now.drafts[0] - before.drafts[0])
+    num_tokens = now.generation_tokens - before.generation_tokens
+    num_others = num_tokens - (now.drafts[2] - before.drafts[2])
+    return num_tokens / num_others if 0 < num_others < num_tokens else 1.0

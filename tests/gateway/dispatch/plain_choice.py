@@ -31,6 +31,7 @@ class Engine:
     kv_tokens: int = 1 << 60
     computed_ratio: float = 1.0
     has_place: bool = True
+    has_place_for_moved: bool = True
     is_empty: bool = False
     is_kept: bool = False
     has_full_line: bool = False
@@ -41,9 +42,13 @@ class Engine:
         cached = None if self.num_cached is None else min(self.num_cached, need.num_tokens)
         return Need(need.num_tokens, num_cached=cached).num_computed(self.computed_ratio)
 
-    def has_room(self, need: Need) -> bool:
+    def is_open(self, *, was_on_engine: bool) -> bool:
+        return self.has_place_for_moved if was_on_engine else self.has_place
+
+    def has_room(self, need: Need, *, was_on_engine: bool) -> bool:
         takes = self.uncached(need) + need.num_expected
-        return self.has_place and (self.is_empty or self.kv_tokens >= takes)
+        is_open = self.is_open(was_on_engine=was_on_engine)
+        return is_open and (self.is_empty or self.kv_tokens >= takes)
 
     def first_token_cost(self, computed: int) -> int:
         line = self.backlog_tokens + computed
@@ -86,6 +91,7 @@ def plainly(
     leaves_room: bool = False,
     number: int = 0,
     spread_tokens: int = 0,
+    was_on_engine: bool = False,
 ) -> Route:
     engines = list(engines)
     candidates = [engine for engine in engines if not engine.is_draining]
@@ -97,14 +103,14 @@ def plainly(
         candidates = [engine for engine in candidates if not engine.has_isolated]
         if not candidates:
             return Route.wait("every engine has an isolated request", is_open_to_others=True)
-    room = [engine for engine in candidates if engine.has_room(need)]
+    room = [each for each in candidates if each.has_room(need, was_on_engine=was_on_engine)]
     open_room = [engine for engine in room if not (leaves_room and engine.is_kept)]
     if room and not open_room:
         reason = "the room that is left is kept for others"
         return Route.wait(reason, is_open_to_others=True, is_kept=True)
     if not room:
-        has_place = any(engine.has_place for engine in candidates)
-        return Route.wait("no engine has room for it", is_open_to_others=has_place)
+        is_open = any(each.is_open(was_on_engine=was_on_engine) for each in candidates)
+        return Route.wait("no engine has room for it", is_open_to_others=is_open)
     good = as_good(open_room, need, spread_tokens)
     least_left = min(each.left(need, spread_tokens) for each in good)
     good = [each for each in good if each.left(need, spread_tokens) == least_left]
@@ -150,6 +156,7 @@ def chosen(
     leaves_room: bool = False,
     number: int = 0,
     spread_tokens: int = 0,
+    was_on_engine: bool = False,
 ) -> Route:
     """What the product chooses of the same."""
     columns = EngineColumns.of(
@@ -175,6 +182,7 @@ def chosen(
         leaves_room,
         number,
         spread_tokens,
+        was_on_engine,
     )
     rows = {engine.engine_id: row for row, engine in enumerate(engines)}
     route = choose_engine(columns, rows, wish)

@@ -19,12 +19,12 @@ def knowing(room: Room, *sent: Need) -> KnownRoom:
 
 
 def test_nothing_is_sent_before_the_engine_has_told_of_room() -> None:
-    assert not KnownRoom().has_room(Need(1))
+    assert not KnownRoom().has_room_for_moved(Need(1))
 
 
 def test_so_many_are_sent_as_there_are_places() -> None:
-    assert knowing(told(), Need(1), Need(1)).has_room(Need(1))
-    assert not knowing(told(), Need(1), Need(1), Need(1)).has_room(Need(1))
+    assert knowing(told(), Need(1), Need(1)).has_room_for_moved(Need(1))
+    assert not knowing(told(), Need(1), Need(1), Need(1)).has_room_for_moved(Need(1))
 
 
 def test_what_the_engine_has_counted_is_not_counted_again() -> None:
@@ -36,8 +36,8 @@ def test_what_the_engine_has_counted_is_not_counted_again() -> None:
 
 
 def test_one_prompt_may_be_longer_than_what_is_left_of_the_line() -> None:
-    assert knowing(told(), Need(999)).has_room(Need(50_000))
-    assert not knowing(told(), Need(1000)).has_room(Need(1))
+    assert knowing(told(), Need(999)).has_room_for_moved(Need(50_000))
+    assert not knowing(told(), Need(1000)).has_room_for_moved(Need(1))
 
 
 def test_of_prompts_the_share_counts_that_was_computed_lately() -> None:
@@ -46,16 +46,16 @@ def test_of_prompts_the_share_counts_that_was_computed_lately() -> None:
 
 def test_prompt_and_expected_output_fit_into_the_cache() -> None:
     room = told(kv_tokens=500, num_sequences=2)
-    assert knowing(room).has_room(Need(300, 200))
-    assert not knowing(room).has_room(Need(300, 201))
-    assert not knowing(room, Need(10)).has_room(Need(300, 200))
+    assert knowing(room).has_room_for_moved(Need(300, 200))
+    assert not knowing(room).has_room_for_moved(Need(300, 201))
+    assert not knowing(room, Need(10)).has_room_for_moved(Need(300, 200))
     assert knowing(room, Need(10)).has_place, "a smaller one fits"
 
 
 def test_an_engine_without_any_takes_one_however_large() -> None:
     room = told(kv_tokens=500)
-    assert knowing(room).has_room(Need(4000, 4000))
-    assert not knowing(room, Need(1)).has_room(Need(4000, 4000))
+    assert knowing(room).has_room_for_moved(Need(4000, 4000))
+    assert not knowing(room, Need(1)).has_room_for_moved(Need(4000, 4000))
 
 
 def test_what_was_sent_stands_in_line_until_the_engine_counts_it() -> None:
@@ -78,6 +78,16 @@ def test_what_was_dealt_to_nobody_is_kept_for_those_who_leave_no_room() -> None:
     known.sent(Need(1))
     assert known.is_kept_free
     assert known.has_place
+
+
+def test_the_last_places_are_for_what_was_on_an_engine_before() -> None:
+    room = told(num_requests=3, num_for_moved=1)
+    assert knowing(room, Need(1)).has_place
+    known = knowing(room, Need(1), Need(1))
+    assert not known.has_place
+    assert known.has_place_for_moved
+    known.sent(Need(1))
+    assert not known.has_place_for_moved
 
 
 def test_who_leaves_room_is_what_any_engine_says_now() -> None:

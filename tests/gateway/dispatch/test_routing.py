@@ -27,6 +27,7 @@ engines = st.builds(
     kv_tokens=st.sampled_from([0, 100, 1000, 1 << 60]),
     computed_ratio=st.sampled_from([0.0, 0.5, 0.75, 1.0]),
     has_place=st.booleans(),
+    has_place_for_moved=st.booleans(),
     is_empty=st.booleans(),
     is_kept=st.booleans(),
     has_full_line=st.booleans(),
@@ -131,6 +132,7 @@ asked = st.fixed_dictionaries(
         "leaves_room": st.booleans(),
         "number": st.integers(0, 1 << 32),
         "spread_tokens": st.one_of(st.just(0), st.integers(1, 2000)),
+        "was_on_engine": st.booleans(),
     }
 )
 
@@ -179,6 +181,7 @@ def test_many_engines_at_once_are_as_one_after_the_other(num_engines: int) -> No
                 backlog_tokens=chance.randrange(20_000),
                 kv_tokens=chance.randrange(100_000),
                 has_place=chance.random() < 0.8,
+                has_place_for_moved=chance.random() < 0.9,
                 is_kept=chance.random() < 0.2,
                 has_full_line=chance.random() < 0.2,
                 num_cached=chance.choice([0, 0, 128 * chance.randrange(100)]),
@@ -190,6 +193,7 @@ def test_many_engines_at_once_are_as_one_after_the_other(num_engines: int) -> No
             "leaves_room": chance.random() < 0.5,
             "number": chance.randrange(1 << 32),
             "spread_tokens": chance.choice([0, chance.randrange(1, 32_000)]),
+            "was_on_engine": chance.random() < 0.3,
         }
         assert chosen(fleet, need, **asked) == plainly(fleet, need, **asked)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -55,6 +56,45 @@ async def ask(fleet: SimulatedFleet, per_s: float, run_s: float) -> None:
         prompt, length = prompt_of(500, seed), 1 + int(seed.expovariate(1 / 120))
         seed.choice(fleet.gateways).submit(f"r{number}", prompt, length)
         number += 1
+
+
+async def most_new_on_an_engine(fleet: SimulatedFleet, for_s: float) -> int:
+    """Returns the most requests that one had at once which had no engine before."""
+    loop = asyncio.get_running_loop()
+    most, until_s = 0, loop.time() + for_s
+    while loop.time() < until_s:
+        new = Counter(
+            connection.engine_id
+            for gateway in fleet.gateways
+            for connection in gateway.dispatcher.connections
+            for request in connection.requests.values()
+            if not request.attempt
+        )
+        most = max(most, *new.values())
+        await asyncio.sleep(0.01)
+    return most
+
+
+@pytest.mark.parametrize("num_gateways", [1, 4])
+def test_places_of_what_lost_its_engine_are_not_given_to_newcomers(num_gateways: int) -> None:
+    """A stream that goes on may have one beyond the bound, whoever comes first may not."""
+
+    async def main() -> None:
+        engines = engines_of(CHIP, 4)
+        async with simulated_fleet(
+            num_gateways, engines, DEADLINE_S, objectives=OBJECTIVES
+        ) as fleet:
+            asking = asyncio.create_task(ask(fleet, 1.3 * 2 * TWO_ENGINES_PER_S, 25.0))
+            await asyncio.sleep(15.0)
+            before = await most_new_on_an_engine(fleet, 5.0)
+            await fleet.lose_engine(3)
+            after = await most_new_on_an_engine(fleet, 3.0)
+            await asking
+            await fleet.until_done()
+        assert sum(each.pause_s is not None for each in fleet.answers) > 10, "many went on"
+        assert after <= before + 2 * num_gateways
+
+    run_on_network(main())
 
 
 def service(

@@ -174,6 +174,7 @@ class EngineRoster:
             self._leaves_room(request),
             crc32(request.request_id.encode()),
             spread_tokens,
+            was_on_engine=bool(request.attempt) and not request.is_batch,
         )
         route = self._engines.choose(wish, now_s)
         engine_id = route.engine_id or ""
@@ -193,7 +194,7 @@ class EngineRoster:
             return requests  # one of them takes everything
         for number, request in enumerate(requests):
             need = self.need(request)
-            free = next((room for room in known if room.has_room(need)), None)
+            free = next((room for room in known if room.has_room_for_moved(need)), None)
             if free is None:
                 return requests[:number]
             free.sent(need)

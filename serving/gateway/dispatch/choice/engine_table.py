@@ -25,7 +25,8 @@ class EngineColumns:
 
     `num_in_flight` sequences and `backlog_tokens`, prompts in line, are of all gateways where the
     engine's host tells them, else of this one. `kv_tokens` are left in its cache for what comes. An
-    engine `has_place` that takes another request now, if not any; what is left of one that
+    engine `has_place` that takes another request now, if not any, and `has_place_for_moved` if it
+    takes one that was on an engine before; what is left of one that
     `is_kept` is for others; one that `has_full_line` has room again within a step or two, and one
     that `is_empty` has no sequence. It lately had to compute `computed_ratio` of prompts' tokens;
     of one that `is_known` it is known what it has cached. One that `is_leaving` drains, and its
@@ -40,6 +41,7 @@ class EngineColumns:
     kv_tokens: Column
     computed_ratio: NDArray[np.float64]
     has_place: Mask
+    has_place_for_moved: Mask
     is_empty: Mask
     is_kept: Mask
     has_full_line: Mask
@@ -61,6 +63,7 @@ class EngineColumns:
             kv_tokens=np.zeros(count, np.int64),
             computed_ratio=np.ones(count),
             has_place=np.zeros(count, np.bool_),
+            has_place_for_moved=np.zeros(count, np.bool_),
             is_empty=np.zeros(count, np.bool_),
             is_kept=np.zeros(count, np.bool_),
             has_full_line=np.zeros(count, np.bool_),
@@ -141,7 +144,7 @@ class EngineTable:
             columns.num_in_flight[row] = len(connection.requests)
             columns.kv_tokens[row] = UNBOUNDED
             columns.computed_ratio[row] = 1.0
-            columns.has_place[row] = True
+            columns.has_place[row] = columns.has_place_for_moved[row] = True
             return
         columns.num_in_flight[row] = num_sequences = room.num_sequences
         columns.backlog_tokens[row] = room.backlog_tokens
@@ -149,6 +152,7 @@ class EngineTable:
         columns.kv_tokens[row] = UNBOUNDED if left is None else left
         columns.computed_ratio[row] = room.computed_ratio
         columns.has_place[row] = room.has_place
+        columns.has_place_for_moved[row] = room.has_place_for_moved
         columns.is_empty[row] = num_sequences == 0
         columns.is_kept[row] = room.is_kept_free
         columns.has_full_line[row] = room.has_full_line

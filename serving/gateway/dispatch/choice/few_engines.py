@@ -42,6 +42,7 @@ class EngineView:
     kv_tokens: int
     computed_ratio: float
     has_place: bool
+    has_place_for_moved: bool
     is_empty: bool
     is_kept: bool
     has_full_line: bool
@@ -64,7 +65,7 @@ class EngineView:
         room = connection.room
         if room is None:
             count = len(connection.requests)
-            room_of = (0, UNBOUNDED, 1.0, True, False, False, False)
+            room_of = (0, UNBOUNDED, 1.0, True, True, False, False, False)
             return cls(engine_id, count, num_dispatched, *room_of, *moment)
         count, left = room.num_sequences, room.kv_tokens_left
         return cls(
@@ -75,11 +76,16 @@ class EngineView:
             UNBOUNDED if left is None else left,
             room.computed_ratio,
             room.has_place,
+            room.has_place_for_moved,
             count == 0,
             room.is_kept_free,
             room.has_full_line,
             *moment,
         )
+
+    def is_open_to(self, wish: Wish) -> bool:
+        """Returns whether it has a place for a request, if not any."""
+        return self.has_place_for_moved if wish.was_on_engine else self.has_place
 
 
 class ConnectedEngines:
@@ -153,11 +159,11 @@ class _Costs:
         total = self.total // SAME_TOKENS
         return total, engine.num_in_flight, engine.num_dispatched, engine.engine_id
 
-    def has_room(self, num_expected: int) -> bool:
+    def has_room(self, wish: Wish) -> bool:
         """Returns whether the engine can have the request now."""
         engine = self.engine
-        has_kv = engine.is_empty or engine.kv_tokens >= self.uncached + num_expected
-        return engine.has_place and has_kv
+        has_kv = engine.is_empty or engine.kv_tokens >= self.uncached + wish.need.num_expected
+        return has_kv and engine.is_open_to(wish)
 
 
 def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
@@ -172,8 +178,7 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
         if not candidates:
             return Route.wait("every engine has an isolated request", is_open_to_others=True)
     costs = [_Costs(each, wish) for each in candidates]
-    num_expected = wish.need.num_expected
-    has_room = [each for each in costs if each.has_room(num_expected)]
+    has_room = [each for each in costs if each.has_room(wish)]
     with_room = has_room
     if wish.leaves_room:
         with_room = [each for each in has_room if not each.engine.is_kept]
@@ -181,8 +186,8 @@ def choose_of_few(engines: Sequence[EngineView], wish: Wish) -> Route:
         if has_room:
             reason = "the room that is left is kept for others"
             return Route.wait(reason, is_open_to_others=True, is_kept=True)
-        has_place = any(each.has_place for each in candidates)
-        return Route.wait("no engine has room for it", is_open_to_others=has_place)
+        is_open = any(each.is_open_to(wish) for each in candidates)
+        return Route.wait("no engine has room for it", is_open_to_others=is_open)
     least_left = min(each.left for each in with_room)
     if soon := [each for each in costs if each.engine.has_full_line and each.left < least_left]:
         least = min(each.total for each in with_room)

@@ -182,7 +182,8 @@ class Wish:
     be known. A request that `needs_isolation` does not join those of `isolated`, engines with
     another suspect. One that `leaves_room` does not take what is kept for others. `number` is
     another one for each request of a gateway, and differs between gateways. `spread_tokens` of it
-    are to come into another cache, and so count as cached everywhere in what it takes.
+    are to come into another cache, and so count as cached everywhere in what it takes. One that
+    `was_on_engine` may have places that are kept for such ones.
     """
 
     need: Need
@@ -192,6 +193,7 @@ class Wish:
     leaves_room: bool = False
     number: int = 0
     spread_tokens: int = 0
+    was_on_engine: bool = False
 
 
 def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> Route:
@@ -221,14 +223,15 @@ def choose_engine(columns: EngineColumns, rows: dict[str, int], wish: Wish) -> R
     need = wish.need
     uncached = uncached_tokens(columns, rows, need, wish.cached)
     has_kv = columns.is_empty | (columns.kv_tokens >= uncached + need.num_expected)
-    has_room = candidates & columns.has_place & has_kv
+    has_place = columns.has_place_for_moved if wish.was_on_engine else columns.has_place
+    has_room = candidates & has_place & has_kv
     with_room = has_room & ~columns.is_kept if wish.leaves_room else has_room
     if not any_of(with_room):
         if any_of(has_room):
             reason = "the room that is left is kept for others"
             return Route.wait(reason, is_open_to_others=True, is_kept=True)
-        has_place = any_of(candidates & columns.has_place)
-        return Route.wait("no engine has room for it", is_open_to_others=has_place)
+        is_open = any_of(candidates & has_place)
+        return Route.wait("no engine has room for it", is_open_to_others=is_open)
     line, count, num_expected = columns.backlog_tokens, columns.num_in_flight, need.num_expected
     to_first = first_token_cost(line, count, uncached)
     own_costs = costs = whole_cost(to_first, count, uncached, num_expected)
