@@ -191,7 +191,7 @@ class ModelConfig(_Section):
     holds_objectives: bool = True
     """Whether, while engines lack, as many requests as can be are served within `objectives`: an
     engine takes no more sequences than keep `tpot_s`, and what can be in time no more waits behind
-    what can, with every fourth turn. More are refused then. `false`: engines take what they have
+    what can, with a fourth of the work. More are refused then. `false`: engines take what they have
     room for, in the order of arrival, and all are late alike."""
     version: VersionLabel | None = None
     """A label of the version, to be changed where nothing else tells that the tokens change: other

@@ -16,6 +16,7 @@ from serving.domain.capacity import choice_costs, overdue, step_places
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.limits import MAX_WAITING_REQUESTS, REQUEST_DEADLINE_S
+from serving.domain.usage.tenant_shares import OUTPUT_WEIGHT
 
 _FEWEST_SLOTS = 8
 # A gateway expects answers to be as long as those of so many seconds were, on average.
@@ -329,7 +330,8 @@ def bounds_of(limits: GatewayLimits, objectives: Objectives | None) -> kernel.Ga
         drawn_from=choice_costs.DRAWN_FROM,
         as_good_tokens=choice_costs.AS_GOOD_TOKENS,
         wait_share=overdue.WAIT_SHARE,
-        overdue_turn=overdue.OVERDUE_TURN,
+        overdue_part=overdue.OVERDUE_PART,
+        output_weight=OUTPUT_WEIGHT,
         token_s=np.inf if objectives is None else step_places.PLACES_SHARE * objectives.tpot_s,
         look_s=step_places.LOOK_S,
         half_life_s=step_places.HALF_LIFE_S,

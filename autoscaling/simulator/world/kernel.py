@@ -18,9 +18,10 @@ A request waits at the gateway until an engine has room for it, and then goes wh
 as gateways choose (`serving.gateway.dispatch.choice`, which a test holds `choose` to). There is one
 gateway here, which knows of each engine what there is at that moment; nothing is cached, tenants
 are one, and what will not begin in time waits until its deadline, where a real gateway refuses it.
-What is overdue waits behind what can be in time (`overdue`), and an engine has no more sequences
-than keep the objective for later tokens (`step_places`, both in `serving.domain.capacity`), but for
-what had an engine before.
+What is overdue waits behind what can be in time (`overdue`; of these who came first is looked at
+first, at gateways who is due first), and an engine has no more sequences than keep the objective
+for later tokens (`step_places`, both in `serving.domain.capacity`), but for what had an engine
+before.
 
 The lines of batches are requests behind all others. They come when there is room: as many at once
 as their batch may have, each on the engine with the fewest in flight, if that has a place and no
@@ -77,8 +78,8 @@ LINES_FROM, BATCHES_OVER, BATCHES_KNOWN = 12, 13, 14
 LINES_ON_ENGINES, LINES_FINISHED, LINES_INPUT_TOKENS, LINES_OUTPUT_TOKENS = 15, 16, 17, 18
 # Answers with two tokens or more, and those of them that were slower than their objective.
 PACED, SLOW = 19, 20
-# Turns since the last one of what is overdue, while something is.
-TURNS = 21
+# The work of those that can be in time, while something is overdue that has had no part of it yet.
+OTHERS_WORK = 21
 NUM_COUNTS = 22
 
 # Indices of `Kernel.full_s`: since when there is work that waits for room, infinite while there is
@@ -102,8 +103,9 @@ def _compiled(function: _Function) -> _Function:
 class GatewayBounds(NamedTuple):
     """The gateway's limits, times in seconds, and the constants of its choice (`choice_costs`).
 
-    Then those by which engines are bounded (`step_places`) and turns are dealt (`overdue`). A token
-    may take `token_s` on average, infinite without an objective.
+    Then those by which turns are dealt (`overdue`; an output token counts `output_weight` as much
+    work as one of a prompt) and engines are bounded (`step_places`). A token may take `token_s` on
+    average, infinite without an objective.
     """
 
     request_deadline_s: float
@@ -116,7 +118,8 @@ class GatewayBounds(NamedTuple):
     drawn_from: int
     as_good_tokens: int
     wait_share: float
-    overdue_turn: int
+    overdue_part: int
+    output_weight: float
     token_s: float
     look_s: float
     half_life_s: float
@@ -564,6 +567,7 @@ def _enter(k: Kernel, bounds: GatewayBounds, request: int, now_s: float) -> None
     if not k.counts[PARKED]:
         slot = choose(k, bounds, request, number_of(request))
         if slot >= 0:
+            k.counts[OTHERS_WORK] = 0  # a turn, and nothing is overdue
             k.counts[ON_ENGINES] += 1
             _put(k, request, slot, now_s)
             return
@@ -582,10 +586,8 @@ def _serve(k: Kernel, bounds: GatewayBounds, now_s: float) -> None:
         slot = choose(k, bounds, request, number_of(request))
         if slot == NOBODY:
             break
-        if row == OVERDUE:
-            k.counts[TURNS] = 0
-        elif row == IN_TIME and k.parked_head[OVERDUE] != NOBODY:
-            k.counts[TURNS] += 1
+        if row != MOVED:
+            _has_turn(k, bounds, row, request)
         _unpark(k, row)
         k.counts[PARKED] -= 1
         k.counts[ON_ENGINES] += 1
@@ -604,10 +606,31 @@ def _row_in_turn(k: Kernel, bounds: GatewayBounds, now_s: float) -> int:
     if k.parked_head[MOVED] != NOBODY:
         return MOVED
     if k.parked_head[OVERDUE] == NOBODY:
-        k.counts[TURNS] = 0
         return IN_TIME if k.parked_head[IN_TIME] != NOBODY else NOBODY
-    is_their_turn = k.counts[TURNS] >= bounds.overdue_turn - 1
+    others = (bounds.overdue_part - 1) * _line_work(k, bounds, k.parked_head[OVERDUE])
+    is_their_turn = k.counts[OTHERS_WORK] >= others
     return OVERDUE if is_their_turn or k.parked_head[IN_TIME] == NOBODY else IN_TIME
+
+
+@_compiled
+def _has_turn(k: Kernel, bounds: GatewayBounds, row: int, request: int) -> None:
+    """Counts the turn of one that waits, by its work; see `others_work_after`."""
+    if k.parked_head[OVERDUE] == NOBODY:
+        k.counts[OTHERS_WORK] = 0
+        return
+    work = _line_work(k, bounds, request)
+    if row == OVERDUE:
+        less = (bounds.overdue_part - 1) * work
+        k.counts[OTHERS_WORK] = max(0, k.counts[OTHERS_WORK] - less)
+    else:
+        k.counts[OTHERS_WORK] += work
+
+
+@_compiled
+def _line_work(k: Kernel, bounds: GatewayBounds, request: int) -> int:
+    """Returns what a request counts that waits for its first engine, as `work_of` does."""
+    expected = k.counts[EXPECTED_TOKENS]
+    return int(k.requests[request].input_tokens + bounds.output_weight * expected)
 
 
 @_compiled

@@ -9,14 +9,16 @@ lapse.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from serving.domain.capacity.overdue import OVERDUE_TURN
+from serving.domain.capacity.overdue import OVERDUE_PART
 from serving.domain.errors import DeadlineTooShortError
 from serving.gateway.dispatch.first_token_times import FirstTokenTimes
 from serving.gateway.dispatch.requests import Account, InFlightRequest
 from serving.gateway.dispatch.waiting import WaitingRequests
+from serving.gateway.telemetry.request_telemetry import RequestContext
 
 # In so many seconds the past counts half; while engines are full, the last takes that a rate rests
 # on count whole, however seldom such engines take something.
@@ -38,6 +40,9 @@ _EARLY_S = 1.0
 MOST_PROMISES = 4096
 # Tokens at both ends of a prompt by which a request is known when it comes back.
 _KNOWN_BY = 32
+# Sequences of one HTTP request come one after the other; so long after the first one that was known
+# others are let in with it.
+_TOGETHER_S = 5.0
 
 
 class DrainRate:
@@ -148,12 +153,21 @@ class Promises:
         self._ends: list[tuple[float, int, _Promise]] = []  # a heap; some have been kept
         # Whose they are, their work and the weight.
         self.lines: dict[Account, tuple[float, float]] = {}
+        # HTTP requests that have come back, and until when; in order.
+        self._back: deque[tuple[float, RequestContext]] = deque()
 
-    def __len__(self) -> int:
+    def num_at(self, now_s: float) -> int:
+        """Returns how many there are, without those that have lapsed by now."""
+        self._forget(now_s)
         return len(self._promises)
 
     def make(self, request: InFlightRequest, due_s: float, until_s: float) -> None:
-        """Promises a request its place if it comes back at `due_s`, or a little later."""
+        """Promises a request its place if it comes back at `due_s`, or a little later.
+
+        One whose prompt is no tokens would not be known again, and has none.
+        """
+        if not request.prompt_token_ids:
+            return
         key = _known_by(request)
         if len(self._promises) >= MOST_PROMISES or key in self._promises:
             return
@@ -163,18 +177,31 @@ class Promises:
         self._add(promise, 1)
 
     def claim(self, request: InFlightRequest, now_s: float) -> bool:
-        """Returns whether a request comes back as it was told. The promise is over then."""
-        while self._ends and self._ends[0][0] <= now_s:
-            _, key, promise = heapq.heappop(self._ends)
-            if self._promises.get(key) is promise:
-                self._end(key)
+        """Returns whether a request comes back as it was told. The promise is over then.
+
+        So do other sequences of its HTTP request, as with `n`: all of them failed with the first.
+        """
+        self._forget(now_s)
+        context = request.telemetry.context
+        if any(other is context for _, other in self._back):
+            return True
         if not self._promises:
             return False
         key = _known_by(request)
         if key not in self._promises or self._promises[key].due_s - _EARLY_S > now_s:
             return False
         self._end(key)
+        self._back.append((now_s + _TOGETHER_S, context))
         return True
+
+    def _forget(self, now_s: float) -> None:
+        """Ends what has lapsed."""
+        while self._ends and self._ends[0][0] <= now_s:
+            _, key, promise = heapq.heappop(self._ends)
+            if self._promises.get(key) is promise:
+                self._end(key)
+        while self._back and self._back[0][0] <= now_s:
+            self._back.popleft()
 
     def _end(self, key: int) -> None:
         self._add(self._promises.pop(key), -1)
@@ -201,10 +228,9 @@ class LineForecast:
         self._promises = Promises()
         self.rate = DrainRate()
 
-    @property
-    def num_promised(self) -> int:
-        """The number of refused requests that are to come back."""
-        return len(self._promises)
+    def num_promised(self, now_s: float) -> int:
+        """Returns the number of refused requests that are to come back; `now_s` is of the loop."""
+        return self._promises.num_at(now_s)
 
     def come_back_in_s(
         self,
@@ -267,21 +293,24 @@ class LineForecast:
     ) -> float | None:
         """Returns how long a newcomer waits for its turn; `None` if nobody can tell.
 
-        One that will be overdue by then has every fourth turn at least, from when it is: whoever
-        comes meanwhile can be in time, and may have the others.
+        Those that are overdue have their part of the work beside those that can be in time. One
+        that will be overdue by its turn has that part at least, from when it is: whoever comes
+        meanwhile can be in time, and may have the others.
         """
         if not self._waiting and not with_promises:
             return 0.0
         in_time, overdue = self._waiting.work_ahead(request)
         if with_promises:
             in_time += self._promises.lines.get(request.account, (0.0, 0.0))[0]
-        in_time_s = self._time_for_s(request, capacity, in_time, with_promises=with_promises)
+        beside = min(overdue, in_time / (OVERDUE_PART - 1))
+        own = in_time + beside
+        in_time_s = self._time_for_s(request, capacity, own, with_promises=with_promises)
         left_s = request.overdue_at_s - now_s
         if in_time_s is None or in_time_s < left_s:
             return in_time_s
         # Of those before it, so much has its turn as long as it can be in time.
-        had = in_time * left_s / in_time_s if left_s > 0 else 0.0
-        own = had + OVERDUE_TURN * (in_time - had + overdue)
+        had = own * left_s / in_time_s if left_s > 0 else 0.0
+        own = had + OVERDUE_PART * (in_time + overdue - had)
         return self._time_for_s(request, capacity, own, with_promises=with_promises)
 
     def _line_s(self, request: InFlightRequest, capacity: Capacity) -> float | None:

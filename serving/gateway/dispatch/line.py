@@ -96,7 +96,7 @@ class RequestLine:
     @property
     def num_promised(self) -> int:
         """The number of refused requests that were told when to come back, and have not yet."""
-        return self._forecast.num_promised
+        return self._forecast.num_promised(asyncio.get_running_loop().time())
 
     def full_ratio(self, now_s: float) -> float:
         """Returns the share of the last half minute in which engines were full and work waited.

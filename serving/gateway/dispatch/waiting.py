@@ -4,7 +4,7 @@ First are those that were on an engine before, as they came: their clients see a
 still. Then come the classes of service in their order, and within each the tenants by turns
 (`tenant_shares`), and within a tenant the request whose first token is due first. Batch work that
 was on an engine before is first in its tenant's line only. Those of a tenant that can be in time no
-more stand behind its others, and have every fourth turn (`overdue`).
+more stand behind its others, and have a fourth of the work that it has (`overdue`).
 """
 
 import bisect
@@ -14,7 +14,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from serving.domain.capacity.overdue import is_turn_of_overdue
+from serving.domain.capacity.overdue import is_turn_of_overdue, others_work_after
 from serving.domain.models.request_fields.service_class import ServiceClass
 from serving.domain.usage.tenant_shares import TenantShares
 from serving.gateway.dispatch.requests import Account, InFlightRequest
@@ -41,7 +41,10 @@ class TenantLine:
     in_time: list[_Entry] = field(default_factory=list)
     overdue: list[_Entry] = field(default_factory=list)
     _overdue_work: float = 0.0
-    _num_turns: int = 0  # since the last one of those that are overdue, while some are
+    # Had by those that can be in time, while others were overdue that had no part of it yet.
+    _others_work: float = 0.0
+    # A heap of when those that came can be in time no more; some have gone.
+    _becoming: list[tuple[float, int, _Entry]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.in_time) + len(self.overdue)
@@ -49,13 +52,15 @@ class TenantLine:
     def add(self, entry: _Entry) -> None:
         """Takes a request in, among those that can be in time until it is looked at."""
         bisect.insort(self.in_time, entry)
+        if entry[2].overdue_at_s < math.inf:
+            heapq.heappush(self._becoming, (entry[2].overdue_at_s, entry[1], entry))
         self.work += entry[2].line_work
         self.num_tokens += entry[2].num_tokens
 
     def remove(self, entry: _Entry) -> None:
         """Takes one out that is here."""
-        if self._is_overdue(entry):
-            del self.overdue[bisect.bisect_left(self.overdue, entry)]
+        if (place := _place_of(entry, self.overdue)) is not None:
+            del self.overdue[place]
             self._overdue_work -= entry[2].line_work
         else:
             del self.in_time[bisect.bisect_left(self.in_time, entry)]
@@ -64,24 +69,21 @@ class TenantLine:
 
     def in_turn(self, now_s: float) -> Iterator[InFlightRequest]:
         """Yields its requests, whose turn is next first."""
-        num_overdue = 0
-        for entry in self.in_time:
-            if entry[2].overdue_at_s > now_s:
-                break
-            bisect.insort(self.overdue, entry)
-            self._overdue_work += entry[2].line_work
-            num_overdue += 1
-        del self.in_time[:num_overdue]
+        self._put_behind(now_s)
         first, then = self.in_time, self.overdue
-        if is_turn_of_overdue(self._num_turns) and then:
+        if then and is_turn_of_overdue(self._others_work, then[0][2].line_work):
             first, then = then, first
         for _, _, request in itertools.chain(first, then):
             yield request
 
     def has_turn(self, entry: _Entry) -> None:
         """Counts the turn of one that is here."""
-        is_others = bool(self.overdue) and not self._is_overdue(entry)
-        self._num_turns = self._num_turns + 1 if is_others else 0
+        if not self.overdue:
+            self._others_work = 0.0
+            return
+        is_overdue = _place_of(entry, self.overdue) is not None
+        work = entry[2].line_work
+        self._others_work = others_work_after(self._others_work, work, is_overdue=is_overdue)
 
     def work_ahead(self, request: InFlightRequest) -> tuple[float, float]:
         """Returns the work of those due before a newcomer: that can be in time, and is overdue."""
@@ -92,9 +94,14 @@ class TenantLine:
             return self.work - overdue - _work_of(self.in_time[place:]), overdue
         return _work_of(self.in_time[:place]), overdue
 
-    def _is_overdue(self, entry: _Entry) -> bool:
-        place = bisect.bisect_left(self.overdue, entry)
-        return place < len(self.overdue) and self.overdue[place] is entry
+    def _put_behind(self, now_s: float) -> None:
+        """Puts what is overdue by now behind the others."""
+        while self._becoming and self._becoming[0][0] <= now_s:
+            _, _, entry = heapq.heappop(self._becoming)
+            if (place := _place_of(entry, self.in_time)) is not None:
+                del self.in_time[place]
+                bisect.insort(self.overdue, entry)
+                self._overdue_work += entry[2].line_work
 
 
 # By class, the tenants that have something waiting.
@@ -321,6 +328,12 @@ class WaitingRequests:
             return self._suspects
         is_batch = request.service_class is ServiceClass.BATCH
         return self._moved if request.attempt and not is_batch else None
+
+
+def _place_of(entry: _Entry, entries: list[_Entry]) -> int | None:
+    """Returns where one stands in a sorted list; `None` if it is not in it."""
+    place = bisect.bisect_left(entries, entry)
+    return place if place < len(entries) and entries[place] is entry else None
 
 
 def _work_of(entries: Iterable[_Entry]) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from autoscaling.simulator.world import kernel
 from autoscaling.simulator.world.arrivals import Requests
 from serving.domain.capacity.objectives import Objectives
-from serving.domain.capacity.overdue import is_turn_of_overdue, overdue_after_s
+from serving.domain.capacity.overdue import is_turn_of_overdue, others_work_after, overdue_after_s
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.capacity.step_places import LOOK_S, PLACES_SHARE, Places, StepSums
 from serving.gateway.dispatch.choice.engine_table import UNBOUNDED, EngineColumns
@@ -120,7 +120,7 @@ class StepByStep:
         self.num_lines = 0
         self.waiting: list[int] = []
         self.overdue: list[int] = []
-        self.num_turns = 0
+        self.others_work = 0.0
         self.first_s = np.full(len(self.output_tokens), np.nan)
         self.last_s = self.first_s.copy()
 
@@ -153,8 +153,9 @@ class StepByStep:
             route = self._choice(line[0])
             if route.engine_id is None:
                 return
-            is_of_others = line is self.waiting and bool(self.overdue)
-            self.num_turns = self.num_turns + 1 if is_of_others else 0
+            work, is_overdue = float(self.input_tokens[line[0]]), line is self.overdue
+            after = others_work_after(self.others_work, work, is_overdue=is_overdue)
+            self.others_work = after if self.overdue else 0.0
             self._put(line.pop(0), int(route.engine_id), now_s)
 
     def _line_in_turn(self, now_s: float) -> list[int] | None:
@@ -164,8 +165,10 @@ class StepByStep:
             if now_s - self.requests.arrival_s[first] < self.overdue_after_s[first]:
                 break
             self.overdue.append(self.waiting.pop(0))
-        if self.overdue and (not self.waiting or is_turn_of_overdue(self.num_turns)):
-            return self.overdue
+        if self.overdue:
+            work = float(self.input_tokens[self.overdue[0]])
+            if not self.waiting or is_turn_of_overdue(self.others_work, work):
+                return self.overdue
         return self.waiting or None
 
     def _choice(self, request: int) -> Route:

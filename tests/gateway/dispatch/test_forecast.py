@@ -197,7 +197,7 @@ def test_those_that_are_refused_have_places_one_behind_the_other() -> None:
     line.wait(2400.0)
     told = [line.come(line.request(200.0)) for _ in range(3)]
     assert told == [pytest.approx(seconds * MARGIN - 5.0) for seconds in (12, 13, 14)]
-    assert line.forecast.num_promised == 3
+    assert line.forecast.num_promised(line.now_s) == 3
 
 
 def test_who_comes_back_as_told_gets_in_before_newcomers() -> None:
@@ -220,7 +220,33 @@ def test_who_comes_back_early_keeps_its_place_and_does_not_get_in() -> None:
     assert told_s is not None
     line.now_s += told_s / 2
     assert line.come(line.request(200.0, name="one")) is not None
-    assert line.forecast.num_promised == 1
+    assert line.forecast.num_promised(line.now_s) == 1
+
+
+def test_all_sequences_of_a_request_that_comes_back_are_let_in() -> None:
+    """Of one that asks for several answers (`n`) the first is refused, and all fail with it."""
+    line = Line()
+    waits = line.wait(2400.0)
+    told_s = line.come(line.request(200.0, name="one"))
+    assert told_s is not None
+    assert line.come(line.request(200.0, name="another")) is not None
+    line.now_s += told_s
+    line.waiting.remove(waits)
+    line.wait(9.5 / MARGIN * 2 * RATE)
+    sequences = [line.request(10.0, name="one") for _ in range(4)]
+    for sequence in sequences[1:]:
+        sequence.telemetry.context = sequences[0].telemetry.context
+    assert [line.come(sequence) for sequence in sequences] == [None] * 4
+    assert line.come(line.request(10.0, name="one")) is not None, "of another request"
+
+
+def test_a_prompt_that_is_no_tokens_has_no_promise() -> None:
+    line = Line()
+    line.wait(2400.0)
+    request = line.request(200.0)
+    request.prompt_token_ids = []
+    assert line.come(request) is not None
+    assert line.forecast.num_promised(line.now_s) == 0
 
 
 def test_engines_do_not_stand_idle_for_those_who_do_not_come_back() -> None:
@@ -241,16 +267,17 @@ def test_promises_lapse() -> None:
     line.waiting.remove(waits)
     line.wait(1200.0)
     assert line.come(line.request()) is not None
+    assert line.forecast.num_promised(line.now_s) > 1
     line.now_s += 100.0
+    assert line.forecast.num_promised(line.now_s) == 0
     assert line.come(line.request()) is None
-    assert line.forecast.num_promised == 0
 
 
 def test_a_flood_is_told_to_come_back_and_others_are_not() -> None:
     line = Line()
     for _ in range(100):
         line.come(line.request(100.0, tenant="flood"))
-    assert line.forecast.num_promised > 50
+    assert line.forecast.num_promised(line.now_s) > 50
     assert line.come(line.request(100.0, tenant="other")) is None
 
 
@@ -259,7 +286,7 @@ def test_promises_are_bounded() -> None:
     line.wait(1e9)
     for number in range(MOST_PROMISES + 10):
         assert line.come(line.request(name=f"{number}")) is not None
-    assert line.forecast.num_promised == MOST_PROMISES
+    assert line.forecast.num_promised(line.now_s) == MOST_PROMISES
 
 
 # -- the line itself --
@@ -321,21 +348,50 @@ def test_first_of_those_whose_time_is_over_are_found() -> None:
 # -- those that can be in time no more --
 
 
-def test_those_that_can_be_in_time_no_more_stand_behind_the_others_with_every_fourth_turn() -> None:
+def test_those_that_can_be_in_time_no_more_stand_behind_the_others_with_a_fourth_of_the_work() -> (
+    None
+):
     line = Line()
     for number in range(3):
         line.wait(1.0, name=f"late {number}", overdue_at_s=11.0)
     for number in range(8):
         line.wait(1.0, name=f"new {number}", overdue_at_s=99.0)
-    taken = []
-    while (request := line.waiting.first_except(12.0)) is not None:
-        line.waiting.has_turn(request)
-        line.waiting.remove(request)
-        taken.append(bytes(request.prompt_token_ids).decode())
-    assert taken == [
+    assert _taken_in_turn(line, 12.0) == [
         *("new 0", "new 1", "new 2", "late 0", "new 3", "new 4", "new 5", "late 1"),
         *("new 6", "new 7", "late 2"),
     ]
+
+
+def test_turns_of_what_is_overdue_are_by_work_and_not_by_number() -> None:
+    line = Line()
+    for number in range(4):
+        line.wait(10.0, name=f"late {number}", overdue_at_s=11.0)
+    for number in range(3):
+        line.wait(60.0, name=f"new {number}", overdue_at_s=99.0)
+    # Two for each: 20 of 80.
+    expected = ["new 0", "late 0", "late 1", "new 1", "late 2", "late 3", "new 2"]
+    assert _taken_in_turn(line, 12.0) == expected
+
+
+def test_one_that_is_never_overdue_keeps_nobody_behind_it_from_being_so() -> None:
+    line = Line()
+    line.wait(30.0, name="with its own deadline", patience_s=1.0, overdue_at_s=math.inf)
+    line.wait(10.0, name="late", patience_s=2.0, overdue_at_s=line.now_s + 1.0)
+    line.wait(10.0, name="new", patience_s=3.0, overdue_at_s=line.now_s + 3.0)
+    assert _taken_in_turn(line, line.now_s + 2.0) == ["with its own deadline", "late", "new"]
+    line.wait(10.0, name="with its own deadline", patience_s=1.0, overdue_at_s=math.inf)
+    line.wait(10.0, name="late", patience_s=2.0, overdue_at_s=line.now_s + 1.0)
+    line.wait(10.0, name="new", patience_s=3.0, overdue_at_s=line.now_s + 3.0)
+    assert _taken_in_turn(line, line.now_s + 2.0) == ["with its own deadline", "new", "late"]
+
+
+def _taken_in_turn(line: Line, now_s: float) -> list[str]:
+    taken = []
+    while (request := line.waiting.first_except(now_s)) is not None:
+        line.waiting.has_turn(request)
+        line.waiting.remove(request)
+        taken.append(bytes(request.prompt_token_ids).decode())
+    return taken
 
 
 def test_a_request_is_overdue_from_its_time_on_and_stays_so() -> None:
@@ -353,7 +409,7 @@ def test_a_request_is_overdue_from_its_time_on_and_stays_so() -> None:
     assert line.waiting.num_of_account() == {(STANDARD, ""): 2}
 
 
-def test_one_that_will_be_overdue_is_told_that_it_has_a_fourth_of_the_turns() -> None:
+def test_one_that_will_be_overdue_is_told_that_it_has_a_fourth_of_the_work() -> None:
     line = Line()
     line.wait(400.0, overdue_at_s=line.now_s + 1.0)  # two seconds of two engines
     in_time = line.wait_s(overdue_at_s=line.now_s + 5.0)
@@ -370,6 +426,9 @@ def test_who_is_overdue_stands_in_nobodys_way_who_can_be_in_time() -> None:
     line.waiting.first_except(line.now_s)
     assert line.wait_s(overdue_at_s=line.now_s + 5.0) == 0.0
     assert line.wait_s(overdue_at_s=line.now_s) == after(40.0)
+    # Beside others it has its part: a third of what they have.
+    line.wait(600.0, overdue_at_s=math.inf)
+    assert line.wait_s(overdue_at_s=line.now_s + 9.0) == after(4.0)
 
 
 def test_who_is_refused_comes_back_when_what_waits_is_done_and_is_in_time_then() -> None:
@@ -378,7 +437,7 @@ def test_who_is_refused_comes_back_when_what_waits_is_done_and_is_in_time_then()
     line.waiting.first_except(line.now_s)
     newcomer = line.request(name="newcomer", patience_s=8.0, overdue_at_s=line.now_s)
     in_s = line.come(newcomer)
-    # Twenty seconds by a fourth of the turns: more than it has. All of it takes 5.75.
+    # Twenty seconds by a fourth of the work: more than it has. All of it takes 5.75.
     assert in_s == pytest.approx(5.0 * MARGIN - 4.0)
     line.now_s += in_s
     assert line.come(line.request(name="newcomer", overdue_at_s=line.now_s + 1.0)) is None
@@ -395,19 +454,81 @@ def test_whatever_is_overdue_when_each_has_its_turn_once_and_sums_stay_right(
     ]
     newcomer = line.request(patience_s=100.0)
     taken: list[InFlightRequest] = []
-    num_since_overdue = 0
+    others = had = largest = 0.0  # while something is overdue
     now_s = 0.0
     while (request := line.waiting.first_except(now_s)) is not None:
         left = [each for each in waiting if each not in taken]
         ahead, overdue = line.waiting.work_ahead(newcomer)
         assert ahead + overdue == pytest.approx(sum(each.line_work for each in left))
-        is_overdue = request.overdue_at_s <= now_s
-        assert is_overdue or num_since_overdue < 4
-        some_wait = any(each.overdue_at_s <= now_s for each in left)
-        num_since_overdue = num_since_overdue + 1 if some_wait and not is_overdue else 0
+        late = [each.line_work for each in left if each.overdue_at_s <= now_s]
+        if not late:
+            others = had = largest = 0.0
+        elif request.overdue_at_s <= now_s:
+            had += request.line_work
+        else:
+            others, largest = others + request.line_work, max(largest, request.line_work)
+            assert others <= 3 * (had + max(late)) + largest + 1e-6
         line.waiting.has_turn(request)
         line.waiting.remove(request)
         taken.append(request)
         now_s += 1.0
     assert sorted(each.request_id for each in taken) == sorted(each.request_id for each in waiting)
     assert (len(line.waiting), line.waiting.num_lines) == (0, 0)
+
+
+@st.composite
+def comers(draw: st.DrawFn) -> list[tuple[float, float, float, float]]:
+    """Who comes when, with how much work, until when in time, and with how much patience."""
+    number = draw(st.integers(1, 25))
+    each = st.tuples(
+        st.floats(0, 4),
+        st.sampled_from([20.0, 100.0, 900.0, 3000.0]),
+        # With an objective, or a deadline of its own, which is never overdue. None is due before
+        # one that came before: it would be before that one as long as both can be in time.
+        st.sampled_from([(1.0, 60.0), (3.0, 60.0), (math.inf, 60.0)]),
+    )
+    at_s = 0.0
+    found = []
+    for _ in range(number):
+        after_s, work, (overdue_s, patience_s) = draw(each)
+        at_s += after_s
+        found.append((at_s, work, overdue_s, patience_s))
+    return found
+
+
+@given(comers())
+def test_nobody_waits_for_longer_than_was_forecast_though_others_come_meanwhile(
+    requests: list[tuple[float, float, float, float]],
+) -> None:
+    """One engine that takes them one after the other."""
+    line = Line()
+    one = Capacity(1)
+    engine_free_s = began_s = line.now_s
+    told: dict[str, float] = {}
+    coming = [(began_s + at_s, *rest) for at_s, *rest in requests]
+
+    def take_until(until_s: float) -> None:
+        nonlocal engine_free_s
+        while len(line.waiting) and engine_free_s <= until_s:
+            request = line.waiting.first_except(engine_free_s)
+            assert request is not None
+            assert engine_free_s <= told[request.request_id] + 1e-6
+            line.waiting.has_turn(request)
+            line.waiting.remove(request)
+            engine_free_s += request.line_work / RATE
+
+    for at_s, work, overdue_s, patience_s in coming:
+        take_until(at_s)
+        line.now_s = at_s
+        engine_free_s = max(engine_free_s, at_s)
+        request = line.request(
+            work, patience_s, overdue_at_s=at_s + overdue_s, name=f"{work} {at_s}"
+        )
+        wait_s = line.forecast.wait_s(request, one, at_s)
+        assert wait_s is not None
+        # What the engine is at is not in the line, and meanwhile it is no more in time. One of any
+        # length may be taken before it, and the parts of it are whole requests.
+        wait_s += 4 * (engine_free_s - at_s) + 4 * 3000.0 / RATE
+        told[request.request_id] = at_s + wait_s
+        line.waiting.add(request)
+    take_until(math.inf)

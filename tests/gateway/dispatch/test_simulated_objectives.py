@@ -132,7 +132,7 @@ def service(
 def test_with_too_few_engines_about_as_many_as_can_be_are_served_within_the_objectives(
     num_gateways: int, run_s: float
 ) -> None:
-    """Three quarters of the turns are for those that can be in time."""
+    """Three quarters of the work is for those that can be in time."""
     held = service(num_gateways, 1.3, has_objectives=True, run_s=run_s)
     not_held = service(num_gateways, 1.3, has_objectives=False, run_s=run_s)
     assert not_held.in_objectives < 0.15

@@ -42,13 +42,18 @@ class Visits:
     tokens: int = 0  # of answers that were whole when the last client had come
 
 
-async def visit(fleet: SimulatedFleet, seed: random.Random, name: str, visits: Visits) -> None:
+async def visit(
+    fleet: SimulatedFleet, seed: random.Random, name: str, visits: Visits, *, stays: bool
+) -> None:
+    """Comes once, and once more when told: to the same gateway if it `stays`, else to any."""
     gateway = seed.choice(fleet.gateways)
     tenant = seed.choice(list(WEIGHTS))
     prompt = prompt_of(16 + int(seed.lognormvariate(6.0, 1.0)), seed)
     length = 1 + int(seed.expovariate(1 / 120))
     for attempt in ("first", "back"):
         request_id = f"{name} {attempt}"
+        if attempt == "back" and not stays:
+            gateway = seed.choice(fleet.gateways)
         gateway.submit(request_id, prompt, length, tenant=tenant, weight=WEIGHTS[tenant])
         error = gateway.failures.get(request_id)
         if not isinstance(error, OverloadedError):
@@ -59,7 +64,9 @@ async def visit(fleet: SimulatedFleet, seed: random.Random, name: str, visits: V
             await asyncio.sleep(int(error.retry_after_s or 0.0) + 1 + seed.uniform(0.0, 1.0))
 
 
-def overload(num_gateways: int, deadline_s: float, number: int = 17) -> Visits:
+def overload(
+    num_gateways: int, deadline_s: float, number: int = 17, *, stays: bool = True
+) -> Visits:
     """Returns what becomes of half as much again as two engines can do."""
     visits = Visits()
 
@@ -72,7 +79,7 @@ def overload(num_gateways: int, deadline_s: float, number: int = 17) -> Visits:
             while at_s < RUN_S:
                 at_s += seed.expovariate(1.5 * 2 * ONE_ENGINE_PER_S)
                 await asyncio.sleep(at_s - loop.time())
-                client = visit(fleet, seed, f"r{len(coming)}", visits)
+                client = visit(fleet, seed, f"r{len(coming)}", visits, stays=stays)
                 coming.append(asyncio.create_task(client))
             await asyncio.gather(*coming)
             await fleet.until_done()
@@ -105,6 +112,15 @@ def test_who_comes_back_when_told_is_served(num_gateways: int) -> None:
     assert visits.num_late <= 0.01 * visits.num_let_in
     # The engines had as much to do as if nobody had been refused.
     assert visits.tokens > 0.96 * overload(num_gateways, FOREVER_S).tokens
+
+
+def test_who_comes_back_to_another_gateway_is_mostly_served() -> None:
+    """That one knows of no promise, and takes it for a newcomer."""
+    visits = overload(4, DEADLINE_S, stays=False)
+    assert visits.num_told > 300
+    assert visits.num_back_served >= 0.8 * visits.num_back
+    # Who is let in is served all the same.
+    assert visits.num_late <= 0.01 * visits.num_let_in
 
 
 @pytest.mark.parametrize("num_gateways", [pytest.param(1, marks=pytest.mark.long), 2])
