@@ -76,6 +76,8 @@ class _Asked(msgspec.Struct):
     model: Any = None
 
 
+# What a decoder raises of a text that a client wrote.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Asked)
@@ -104,10 +106,7 @@ def parse_line(number: int, line: bytes, endpoint: str, limits: LineLimits) -> B
     if len(line) > limits.max_line_bytes:
         message = f"The line is longer than the {limits.max_line_bytes} bytes allowed."
         raise LineError("line_too_long", message)
-    try:
-        fields = _LINE.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LineError("invalid_json_line", "The line is not a JSON object.") from error
+    fields = _fields(line)
     custom_id = _text(fields, "custom_id")
     if not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         message = f"custom_id: {len(custom_id)} characters; allowed: 1 to {MAX_CUSTOM_ID}."
@@ -149,12 +148,24 @@ def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> Checked
     return CheckedLines(num_lines, tuple(faults), dict(by_model))
 
 
+def _fields(line: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        # The decoder checks only the texts that it returns.
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise LineError("invalid_json_line", "The line is not UTF-8.") from error
+    try:
+        return _LINE.decode(line)
+    except _UNREADABLE as error:
+        raise LineError("invalid_json_line", "The line is not a JSON object.") from error
+
+
 def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
     if name not in fields:
         raise LineError("missing_required_parameter", f"{name}: missing.", name)
     try:
         return _TEXT.decode(fields[name])
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise LineError("invalid_type", f"{name}: allowed: a string.", name) from error
 
 
@@ -164,7 +175,7 @@ def _body(fields: dict[str, msgspec.Raw]) -> tuple[bytes, str | None]:
     body = bytes(fields["body"])
     try:
         asked = _BODY.decode(body)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise LineError("invalid_type", "body: allowed: an object.", "body") from error
     if asked.stream:
         message = "body.stream: an answer in a file is no stream; allowed: false, or left out."

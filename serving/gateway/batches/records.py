@@ -23,7 +23,7 @@ class BatchStatus(StrEnum):
     """The states of a batch."""
 
     VALIDATING = "validating"  # its lines have not been read yet
-    FAILED = "failed"  # some line cannot be a request: none was answered
+    FAILED = "failed"  # some line cannot be a request, or was not read: none was answered
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"  # all is answered, or time is up: the files are written
     COMPLETED = "completed"
@@ -57,6 +57,8 @@ class BatchStep(StrEnum):
     NOTHING = "nothing"
 
 
+# A reading ends with its lease if whatever it raises was not foreseen, or kills its gateway.
+MAX_READINGS = 8
 NO_LINES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -233,6 +235,20 @@ def validated(
         return replace(batch.enter(BatchStatus.FAILED, now_s), errors=faults)
     begun = batch.enter(BatchStatus.IN_PROGRESS, now_s)
     return replace(begun, num_total=num_lines, lines_by_model=dict(lines_by_model))
+
+
+def reading_fault(batch: Batch, term: int, now_s: float) -> LineFault | None:
+    """Returns why the lines of a batch are not to be read any more; `None` while they are.
+
+    `term` is that of the lease: each owner reads once.
+    """
+    if now_s >= batch.expires_at_s:
+        message = "The completion window was over before the lines had been read."
+        return LineFault("batch_expired", message)
+    if term > MAX_READINGS:
+        message = f"The lines could not be read, {MAX_READINGS} times in a row."
+        return LineFault("validation_failed", message)
+    return None
 
 
 def finalizing(batch: Batch, now_s: float) -> Batch:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from serving.gateway.batches.answers import LineReply
 from serving.gateway.batches.lines import BatchLine, LineLimits
 from serving.gateway.batches.records import (
+    MAX_READINGS,
     Batch,
     BatchLease,
     BatchStatus,
@@ -242,6 +243,32 @@ async def test_file_with_a_bad_line_fails_and_nothing_is_asked() -> None:
         ]
         assert not world.asked
         assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+async def test_batch_whose_window_is_over_before_it_is_read_fails_and_says_so() -> None:
+    with world_of() as world:
+        world.now_s = WINDOW_S
+        await world.carry()
+        assert world.batch.status is BatchStatus.FAILED
+        assert [fault.code for fault in world.batch.errors] == ["batch_expired"]
+        assert not world.asked
+
+
+async def test_batch_that_nobody_can_read_fails_and_says_so() -> None:
+    def fail(_number: int, name: str) -> None:
+        if name == "open_content":
+            raise ValueError("nobody has foreseen this")
+
+    with world_of() as world:
+        for _ in range(MAX_READINGS):
+            with pytest.raises(ExceptionGroup):
+                await world.carry(before=fail)
+            world.now_s += LEASE_S
+        assert world.batch.status is BatchStatus.VALIDATING
+        await world.carry(before=fail)
+        assert world.batch.status is BatchStatus.FAILED
+        assert [fault.code for fault in world.batch.errors] == ["validation_failed"]
+        assert world.store.delete_file("a", "file-1", world.now_s)
 
 
 async def test_expired_batch_keeps_its_finished_lines() -> None:

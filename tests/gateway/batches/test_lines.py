@@ -25,6 +25,10 @@ def line(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if value is not ...}
 
 
+def latin_1(**changes: Any) -> bytes:
+    return json.dumps(line(**changes), ensure_ascii=False).encode("latin-1")
+
+
 def check(text: bytes) -> CheckedLines:
     return check_lines(io.BytesIO(text), PATH, LIMITS)
 
@@ -67,7 +71,12 @@ def test_body_goes_on_as_it_came() -> None:
     [
         (b"[]", "invalid_json_line", "JSON object"),
         (b'{"custom_id"', "invalid_json_line", "JSON object"),
-        (b"\xff", "invalid_json_line", "JSON object"),
+        (b"\xff", "invalid_json_line", "not UTF-8"),
+        (latin_1(custom_id="caf\xe9"), "invalid_json_line", "not UTF-8"),
+        (latin_1(method="\xe9"), "invalid_json_line", "not UTF-8"),
+        (latin_1(url="\xe9"), "invalid_json_line", "not UTF-8"),
+        (latin_1(body={"model": "\xe9"}), "invalid_json_line", "not UTF-8"),
+        (latin_1(body={"prompt": "\xe9"}), "invalid_json_line", "not UTF-8"),
         (line(custom_id=...), "missing_required_parameter", "custom_id: missing"),
         (line(custom_id=7), "invalid_type", "custom_id: allowed: a string"),
         (line(custom_id=""), "invalid_custom_id", "0 characters"),

@@ -18,6 +18,7 @@ from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.due import due_at_s
 from serving.gateway.batches.lines import (
     BatchLine,
+    CheckedLines,
     LineError,
     LineLimits,
     check_lines,
@@ -36,6 +37,7 @@ from serving.gateway.batches.records import (
     finalizing,
     next_step,
     outcome_of,
+    reading_fault,
     validated,
 )
 from serving.gateway.batches.running.answer_writer import AnswerWriter
@@ -194,8 +196,12 @@ class BatchJob:
     # -- in a thread --
 
     def _validate(self, batch: Batch) -> None:
-        with self._store.open_content(batch.tenant, batch.input_file_id) as content:
-            checked = check_lines(content, batch.endpoint, self._settings.limits)
+        fault = reading_fault(batch, self._lease.term, self._now_s())
+        if fault is not None:
+            checked = CheckedLines(0, (fault,))
+        else:
+            with self._store.open_content(batch.tenant, batch.input_file_id) as content:
+                checked = check_lines(content, batch.endpoint, self._settings.limits)
         now_s = self._now_s()
         self._store.change_leased(
             self._lease,
