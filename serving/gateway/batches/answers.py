@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from serving.gateway.batches.lines import BatchLine
+from serving.gateway.batches.lines import UNREADABLE, BatchLine, RefusedLine
 from serving.gateway.batches.records import (
     Batch,
     BatchStatus,
@@ -84,6 +84,12 @@ def answer_of(line: BatchLine, reply: LineReply) -> LineAnswer:
     return LineAnswer(line.number, is_failure, _record(line.custom_id, response, None), usage)
 
 
+def refusal_of(line: RefusedLine) -> LineAnswer:
+    """Returns what is kept of a line that is not asked, because it is no request."""
+    record = _record(line.custom_id, None, {"code": line.code, "message": line.message})
+    return LineAnswer(line.number, is_failure=True, record=record)
+
+
 def unanswered(custom_id: str, ended_as: BatchStatus) -> bytes:
     """Returns the line of the error file for a request that its batch has ended without."""
     code, message = _UNANSWERED[ended_as]
@@ -104,7 +110,7 @@ def _one_line(body: bytes) -> msgspec.Raw | str:
     """Returns a body as JSON without line ends, which stand in no text of it; else as a text."""
     try:
         _ANY.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body.decode(errors="replace")
     return msgspec.Raw(body.replace(b"\r", b" ").replace(b"\n", b" "))
 
@@ -112,7 +118,7 @@ def _one_line(body: bytes) -> msgspec.Raw | str:
 def _usage_of(body: bytes) -> TokenUsage:
     try:
         used = _USED.decode(body).usage
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return TokenUsage()
     if used is None:
         return TokenUsage()

@@ -4,6 +4,8 @@ Owns the form of a line. Does not own what a request may ask for: its route judg
 line is answered, as it does for a request of a client.
 """
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,9 @@ BATCH_ENDPOINTS = (
 MAX_CUSTOM_ID = 512
 # Of a file with more faults than these the first ones are told.
 MAX_FAULTS = 100
+# Levels of a line, itself included: more than schemas of tools have. Python's readers of JSON give
+# up at some 900, or sooner where their caller is deep in its stack.
+MAX_NESTING = 128
 _MODELS = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -50,6 +55,19 @@ class BatchLine:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedLine:
+    """A line that is no request now, though it was when its file was checked.
+
+    `number` counts from 1; `code` and `message` are what its `LineError` says.
+    """
+
+    number: int
+    custom_id: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedLines:
     """What a file holds: `num_lines` requests, or why it holds none that can be asked.
 
@@ -69,6 +87,12 @@ class LineError(Exception):
         self.code, self.message, self.param = code, message, param
 
 
+class _Named(msgspec.Struct):
+    """What is looked at in a line that is not to be a request."""
+
+    custom_id: str
+
+
 class _Asked(msgspec.Struct):
     """What is looked at in a body before it is a request."""
 
@@ -77,10 +101,16 @@ class _Asked(msgspec.Struct):
 
 
 # What a decoder raises of a text that a client wrote.
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Asked)
+_NAMED = msgspec.json.Decoder(_Named)
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_STRINGS = re.compile(_STRING, re.DOTALL)
+_FIRST_FIELD_IS_ID = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*(' + _STRING + rb")", re.DOTALL)
+_BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def numbered(content: BinaryIO, limits: LineLimits) -> Iterator[tuple[int, bytes]]:
@@ -120,6 +150,33 @@ def parse_line(number: int, line: bytes, endpoint: str, limits: LineLimits) -> B
     return BatchLine(number, custom_id, body, model)
 
 
+def line_or_refusal(
+    number: int, line: bytes, endpoint: str, limits: LineLimits
+) -> BatchLine | RefusedLine:
+    """Returns the request of a line of a file that has been checked.
+
+    The limits of then may have been wider, and the rules others: of an earlier build.
+    """
+    try:
+        return parse_line(number, line, endpoint, limits)
+    except LineError as error:
+        return RefusedLine(number, custom_id_of(number, line), error.code, error.message)
+
+
+def custom_id_of(number: int, line: bytes) -> str:
+    """Returns the `custom_id` of a line, whatever else is in it; "line 7" of one that has none.
+
+    A line that was cut has it if it begins with it. Raises nothing.
+    """
+    with contextlib.suppress(*UNREADABLE):
+        return _NAMED.decode(line).custom_id
+    found = _FIRST_FIELD_IS_ID.match(line)
+    with contextlib.suppress(*UNREADABLE):
+        if found is not None:
+            return _TEXT.decode(found[1])
+    return f"line {number}"
+
+
 def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> CheckedLines:
     """Reads a whole file. Holds the ids of its lines, and of its lines one at a time."""
     faults: list[LineFault] = []
@@ -154,10 +211,26 @@ def _fields(line: bytes) -> dict[str, msgspec.Raw]:
         line.decode()
     except UnicodeDecodeError as error:
         raise LineError("invalid_json_line", "The line is not UTF-8.") from error
+    message = f"The line has more than the {MAX_NESTING} levels of objects and arrays allowed."
     try:
-        return _LINE.decode(line)
-    except _UNREADABLE as error:
+        fields = _LINE.decode(line)
+    except RecursionError as error:
+        raise LineError("nested_too_deeply", message) from error
+    except UNREADABLE as error:
         raise LineError("invalid_json_line", "The line is not a JSON object.") from error
+    if _is_deep(line):
+        raise LineError("nested_too_deeply", message)
+    return fields
+
+
+def _is_deep(line: bytes) -> bool:
+    """Returns whether a JSON text has more levels than are allowed."""
+    if line.count(b"[") + line.count(b"{") <= MAX_NESTING:
+        return False
+    brackets = _STRINGS.sub(b"", line).translate(_BRACES_AS_BRACKETS, _NO_BRACKETS)
+    for _ in range(MAX_NESTING):  # each turn takes the innermost level away
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
@@ -165,7 +238,7 @@ def _text(fields: dict[str, msgspec.Raw], name: str) -> str:
         raise LineError("missing_required_parameter", f"{name}: missing.", name)
     try:
         return _TEXT.decode(fields[name])
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise LineError("invalid_type", f"{name}: allowed: a string.", name) from error
 
 
@@ -175,7 +248,7 @@ def _body(fields: dict[str, msgspec.Raw]) -> tuple[bytes, str | None]:
     body = bytes(fields["body"])
     try:
         asked = _BODY.decode(body)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise LineError("invalid_type", "body: allowed: an object.", "body") from error
     if asked.stream:
         message = "body.stream: an answer in a file is no stream; allowed: false, or left out."

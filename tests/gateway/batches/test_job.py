@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,10 @@ class World:
         return self.store.claim(owner, self.now_s, LEASE_S)
 
     async def carry(
-        self, lease: BatchLease | None = None, before: Callable[[int, str], None] | None = None
+        self,
+        lease: BatchLease | None = None,
+        before: Callable[[int, str], None] | None = None,
+        settings: JobSettings = SETTINGS,
     ) -> Interrupted:
         """Runs the job of a lease, by itself of a new one."""
         lease = lease or self.claim()
@@ -124,7 +128,7 @@ class World:
             await asyncio.sleep(0)
             return call(*values)
 
-        job = BatchJob(lease, store, self, SETTINGS, lambda: self.now_s, blocking, self.counts)
+        job = BatchJob(lease, store, self, settings, lambda: self.now_s, blocking, self.counts)
         async with asyncio.timeout(DEADLINE_S):
             await job.run()
         return store
@@ -287,6 +291,51 @@ async def test_expired_batch_keeps_its_finished_lines() -> None:
         assert len(world.output) == num_kept
         assert {each["error"]["code"] for each in world.errors} == {"batch_expired"}
         assert_each_line_once(world)
+
+
+NARROW = replace(SETTINGS, limits=LineLimits(max_lines=100, max_line_bytes=200))
+
+
+@contextmanager
+def world_with_a_line_that_is_too_long_now() -> Iterator[World]:
+    """A batch that was read under wider limits; its second line is too long for `NARROW`."""
+    lines = requests(3)
+    lines[1]["body"]["prompt"] = "x" * 500
+
+    def die(_number: int, name: str) -> None:
+        if name == "answered_lines":
+            raise OwnerDiedError
+
+    with world_of(lines) as world:
+        with pytest.raises(BaseExceptionGroup):
+            asyncio.run(world.carry(before=die))
+        assert world.batch.status is BatchStatus.IN_PROGRESS
+        world.now_s = LEASE_S
+        yield world
+
+
+def test_line_that_is_no_request_any_more_is_a_failed_line() -> None:
+    with world_with_a_line_that_is_too_long_now() as world:
+        asyncio.run(world.carry(settings=NARROW))
+        batch = world.batch
+        assert batch.status is BatchStatus.COMPLETED
+        assert (batch.num_total, batch.num_completed, batch.num_failed) == (3, 2, 1)
+        assert [each["custom_id"] for each in world.output] == ["line-0", "line-2"]
+        (record,) = world.errors
+        assert (record["custom_id"], record["response"]) == ("line-1", None)
+        assert record["error"]["code"] == "line_too_long"
+        assert "200 bytes" in record["error"]["message"]
+        assert set(world.asked) == {"line-0", "line-2"}
+
+
+def test_batch_with_a_line_that_is_no_request_any_more_can_be_cancelled() -> None:
+    with world_with_a_line_that_is_too_long_now() as world:
+        world.store.change("a", "b1", lambda batch: cancelled(batch, world.now_s))
+        asyncio.run(world.carry(settings=NARROW))
+        assert world.batch.status is BatchStatus.CANCELLED
+        assert [(each["custom_id"], each["error"]["code"]) for each in world.errors] == [
+            (f"line-{number}", "batch_cancelled") for number in range(3)
+        ]
 
 
 async def test_batch_that_is_cancelled_before_it_is_read_has_no_files() -> None:

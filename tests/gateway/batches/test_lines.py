@@ -8,16 +8,18 @@ import pytest
 
 from serving.gateway.batches.lines import (
     MAX_FAULTS,
+    MAX_NESTING,
     BatchLine,
     CheckedLines,
     LineLimits,
     check_lines,
+    custom_id_of,
     numbered,
     parse_line,
 )
 
 PATH = "/v1/chat/completions"
-LIMITS = LineLimits(max_lines=200, max_line_bytes=300)
+LIMITS = LineLimits(max_lines=200, max_line_bytes=30_000)
 
 
 def line(**changes: Any) -> dict[str, Any]:
@@ -29,8 +31,14 @@ def latin_1(**changes: Any) -> bytes:
     return json.dumps(line(**changes), ensure_ascii=False).encode("latin-1")
 
 
-def check(text: bytes) -> CheckedLines:
-    return check_lines(io.BytesIO(text), PATH, LIMITS)
+def nested(num_levels: int) -> bytes:
+    """A line of so many levels, of which it and its body are two."""
+    arrays = b"[" * (num_levels - 2) + b"]" * (num_levels - 2)
+    return json.dumps(line(body={"x": "HERE"})).encode().replace(b'"HERE"', arrays)
+
+
+def check(text: bytes, limits: LineLimits = LIMITS) -> CheckedLines:
+    return check_lines(io.BytesIO(text), PATH, limits)
 
 
 def test_lines_are_numbered_as_an_editor_does() -> None:
@@ -39,15 +47,16 @@ def test_lines_are_numbered_as_an_editor_does() -> None:
 
 
 def test_long_line_is_cut_and_the_next_one_is_whole() -> None:
+    limits = LineLimits(max_lines=200, max_line_bytes=300)
     text = b"x" * 1000 + b"\n{}\n"
-    (first, cut), second = numbered(io.BytesIO(text), LIMITS)
+    (first, cut), second = numbered(io.BytesIO(text), limits)
     assert (first, second) == (1, (2, b"{}"))
-    assert LIMITS.max_line_bytes < len(cut) < 310
-    fault = check(text).faults[0]
+    assert limits.max_line_bytes < len(cut) < 310
+    fault = check(text, limits).faults[0]
     assert (fault.line, fault.code) == (1, "line_too_long")
     exact = json.dumps(line(body={"x": ""}))
     longest = line(body={"x": "y" * (300 - len(exact))})
-    assert check(json.dumps(longest).encode() + b"\n") == CheckedLines(1, ())
+    assert check(json.dumps(longest).encode() + b"\n", limits) == CheckedLines(1, ())
 
 
 def test_lines_are_counted_by_the_models_that_they_name() -> None:
@@ -85,6 +94,8 @@ def test_body_goes_on_as_it_came() -> None:
         (line(body=...), "missing_required_parameter", "body: missing"),
         (line(body=[]), "invalid_type", "body: allowed: an object"),
         (line(body={"stream": True}), "stream_not_allowed", "body.stream"),
+        (nested(MAX_NESTING + 1), "nested_too_deeply", f"than the {MAX_NESTING} levels"),
+        (nested(10_000), "nested_too_deeply", f"than the {MAX_NESTING} levels"),
     ],
 )
 def test_bad_line_is_told_by_its_number(bad: Any, code: str, shown: str) -> None:
@@ -94,6 +105,33 @@ def test_bad_line_is_told_by_its_number(bad: Any, code: str, shown: str) -> None
     (fault,) = checked.faults
     assert (fault.line, fault.code) == (3, code)
     assert shown in fault.message
+
+
+def test_levels_are_counted_and_neither_texts_nor_siblings() -> None:
+    assert not check(nested(MAX_NESTING)).faults
+    siblings = [[{}]] * MAX_NESTING
+    texts = ["[" * MAX_NESTING, '\\"[{' * MAX_NESTING]
+    assert not check(json.dumps(line(body={"x": siblings + texts})).encode()).faults
+
+
+@pytest.mark.parametrize(
+    ("text", "custom_id"),
+    [
+        (json.dumps(line(custom_id="a", url="/other", body=[])).encode(), "a"),
+        (nested(10_000), "a"),
+        (latin_1(body={"prompt": "\xe9"}), "a"),
+        (json.dumps(line(custom_id='"b"\n')).encode()[:40], '"b"\n'),
+        (b'{"body": {"custom_id": "b"}, "custom_id": "a"', "line 7"),
+        (latin_1(custom_id="\xe9"), "line 7"),
+        (json.dumps(line(custom_id=7)).encode(), "line 7"),
+        (b"[" * 10_000, "line 7"),
+        (b"\xff", "line 7"),
+    ],
+)
+def test_line_that_is_no_request_has_its_name_if_it_can_be_read(
+    text: bytes, custom_id: str
+) -> None:
+    assert custom_id_of(7, text) == custom_id
 
 
 def test_stream_that_is_off_passes() -> None:

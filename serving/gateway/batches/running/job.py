@@ -10,20 +10,20 @@ import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from serving.domain.capacity.batch_lines import LineRoom, LinesLeft, LineTuner
-from serving.gateway.batches.answers import LineReply, answer_of, unanswered
+from serving.gateway.batches.answers import LineReply, answer_of, refusal_of, unanswered
 from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.due import due_at_s
 from serving.gateway.batches.lines import (
     BatchLine,
     CheckedLines,
-    LineError,
     LineLimits,
+    RefusedLine,
     check_lines,
+    custom_id_of,
     numbered,
-    parse_line,
 )
 from serving.gateway.batches.records import (
     Batch,
@@ -41,6 +41,7 @@ from serving.gateway.batches.records import (
     validated,
 )
 from serving.gateway.batches.running.answer_writer import AnswerWriter
+from serving.gateway.batches.running.line_source import LineSource
 from serving.gateway.batches.running.line_workers import LineWorkers
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
@@ -51,8 +52,6 @@ _MAX_FAULTS = 3
 _LONGEST_WAIT_S = 60.0
 # Answers that wait to be written, at most: some MB of a batch.
 _MOST_UNWRITTEN = 1000
-# Lines that are read from the file at once.
-_LINES_AT_ONCE = 64
 
 NO_ROOM = LineRoom()
 
@@ -244,8 +243,9 @@ class BatchJob:
             return
         answered = self._store.answered_lines(batch.batch_id)
         with self._store.open_content(batch.tenant, batch.input_file_id) as content:
-            for line in _open_lines(content, batch.endpoint, self._settings.limits, answered):
-                yield line.custom_id
+            for number, line in numbered(content, self._settings.limits):
+                if number not in answered:
+                    yield custom_id_of(number, line)
 
     def _file(self, batch: Batch, kind: str, content: NewContent, now_s: float) -> StoredFile:
         lifetime_s = batch.output_lifetime_s or self._settings.file_lifetime_s
@@ -266,8 +266,8 @@ class BatchJob:
         answered = await self._blocking(self._store.answered_lines, batch.batch_id)
         content = await self._blocking(self._store.open_content, batch.tenant, batch.input_file_id)
         with content:
-            lines = _open_lines(content, batch.endpoint, self._settings.limits, answered)
-            source = _LineSource(lines, self._blocking)
+            limits = self._settings.limits
+            source = LineSource(content, batch.endpoint, limits, answered, self._blocking)
             writer = AnswerWriter(self._write, self._store.write_interval_s, _MOST_UNWRITTEN)
             work = asyncio.create_task(self._answer_all(batch, source, writer))
             stop = asyncio.create_task(self._is_to_stop.wait())
@@ -282,12 +282,16 @@ class BatchJob:
                 if failure is None or isinstance(failure, asyncio.CancelledError):
                     await writer.flush()
 
-    async def _answer_all(self, batch: Batch, source: "_LineSource", writer: AnswerWriter) -> None:
+    async def _answer_all(self, batch: Batch, source: LineSource, writer: AnswerWriter) -> None:
         async def answer_one() -> bool:
             line = await source.next()
             if line is None:
                 return False
-            await writer.add(answer_of(line, await self._ask(batch, line)))
+            if isinstance(line, RefusedLine):
+                answer = refusal_of(line)
+            else:
+                answer = answer_of(line, await self._ask(batch, line))
+            await writer.add(answer)
             return True
 
         async with asyncio.TaskGroup() as group:
@@ -332,27 +336,6 @@ class BatchJob:
         self._counts.num_completed += len(answers) - num_failed
 
 
-class _LineSource:
-    """Hands out the lines of a file, which is read a few lines ahead."""
-
-    def __init__(self, lines: Iterator[BatchLine], blocking: Blocking) -> None:
-        self._lines = lines
-        self._blocking = blocking
-        self._read: list[BatchLine] = []  # the next one last
-        self._reading = asyncio.Lock()
-
-    async def next(self) -> BatchLine | None:
-        """Returns the next line; `None` if there is none."""
-        async with self._reading:
-            if not self._read:
-                self._read = await self._blocking(self._read_some)
-            return self._read.pop() if self._read else None
-
-    def _read_some(self) -> list[BatchLine]:
-        read = [line for _, line in zip(range(_LINES_AT_ONCE), self._lines, strict=False)]
-        return read[::-1]
-
-
 def is_answer(reply: LineReply, num_faults: int) -> bool:
     """Returns whether a reply is what becomes of its line; else the line is asked again.
 
@@ -372,15 +355,3 @@ def wait_s(reply: LineReply, num_refusals: int, patience_s: float) -> float:
 def new_file_id() -> str:
     """Returns the id of a new file. It cannot be guessed, and is fit for the name of one."""
     return f"file-{uuid.uuid4().hex}"
-
-
-def _open_lines(
-    content: BinaryIO, endpoint: str, limits: LineLimits, answered: set[int]
-) -> Iterator[BatchLine]:
-    """Yields the requests that have no answer. The file has been checked."""
-    for number, line in numbered(content, limits):
-        if number not in answered:
-            try:
-                yield parse_line(number, line, endpoint, limits)
-            except LineError as error:
-                raise RuntimeError(f"line {number} was a request, and is none now") from error

@@ -1,0 +1,53 @@
+"""The lines of a batch's file that have no answer, in the order in which they are asked."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import Any, BinaryIO
+
+from serving.gateway.batches.lines import (
+    BatchLine,
+    LineLimits,
+    RefusedLine,
+    line_or_refusal,
+    numbered,
+)
+
+# Lines that are read from the file at once.
+_LINES_AT_ONCE = 64
+
+
+class LineSource:
+    """Hands out the lines of a file, which is read a few lines ahead. Used from one event loop."""
+
+    def __init__(
+        self,
+        content: BinaryIO,
+        endpoint: str,
+        limits: LineLimits,
+        answered: Collection[int],
+        blocking: Callable[..., Awaitable[Any]],
+    ) -> None:
+        """Takes the content of a file that has been checked; `answered` are numbers of lines."""
+        self._lines = _open_lines(content, endpoint, limits, answered)
+        self._blocking = blocking
+        self._read: list[BatchLine | RefusedLine] = []  # the next one last
+        self._reading = asyncio.Lock()
+
+    async def next(self) -> BatchLine | RefusedLine | None:
+        """Returns the next line; `None` if there is none."""
+        async with self._reading:
+            if not self._read:
+                self._read = await self._blocking(self._read_some)
+            return self._read.pop() if self._read else None
+
+    def _read_some(self) -> list[BatchLine | RefusedLine]:
+        read = [line for _, line in zip(range(_LINES_AT_ONCE), self._lines, strict=False)]
+        return read[::-1]
+
+
+def _open_lines(
+    content: BinaryIO, endpoint: str, limits: LineLimits, answered: Collection[int]
+) -> Iterator[BatchLine | RefusedLine]:
+    for number, line in numbered(content, limits):
+        if number not in answered:
+            yield line_or_refusal(number, line, endpoint, limits)
