@@ -19,9 +19,9 @@ from serving.gateway.batches.running.job import JobSettings, LineCounts
 from serving.gateway.batches.running.runner import (
     NO_OTHERS,
     BatchRunner,
-    BlockingCalls,
     OthersWork,
 )
+from serving.gateway.batches.running.threads import LaneThreads
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.batches.store import BatchStore
 
@@ -61,7 +61,7 @@ class BatchLane:
     ) -> None:
         """Makes the lane of a store, which it closes; `owner` is the gateway's id."""
         self._store = store
-        self._blocking = BlockingCalls()
+        self._threads = LaneThreads(config.batches_at_once)
         self._settings = JobSettings(
             LineLimits(config.max_lines, gateway.max_body_bytes),
             config.lines_in_flight,
@@ -88,7 +88,8 @@ class BatchLane:
             config.windows_s,
             gateway.body_timeout_s,
         )
-        self.routes = BatchRoutes(self._store, rules, time.time, self._blocking, self._wake)
+        clients = self._threads.clients
+        self.routes = BatchRoutes(self._store, rules, time.time, clients, self._wake)
 
     @property
     def counts(self) -> LineCounts:
@@ -104,7 +105,8 @@ class BatchLane:
         """Looks, until it is cancelled, which batch work is due when; `due` has it."""
         while True:
             try:
-                batches = await self._blocking(self._store.open_batches, _MOST_LOOKED_AT)
+                look = self._threads.jobs.bulk
+                batches = await look(self._store.open_batches, _MOST_LOOKED_AT)
                 self.due = due_by_model(batches, model_of)
             except Exception:
                 # What was seen last stands: work does not go away because nobody sees it.
@@ -129,7 +131,7 @@ class BatchLane:
             self._owner,
             self._batches_at_once,
             time.time,
-            self._blocking,
+            self._threads.jobs,
             self._batch_lifetime_s,
             prices,
             self._max_lines,
@@ -142,8 +144,8 @@ class BatchLane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.to_thread(self._blocking.close)
-        self._store.close()
+        await asyncio.to_thread(self._threads.close)
+        await asyncio.to_thread(self._store.close)
 
     def _wake(self) -> None:
         if self._runner is not None:

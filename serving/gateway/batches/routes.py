@@ -37,7 +37,8 @@ from serving.gateway.batches.errors import (
 )
 from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
 from serving.gateway.batches.requests import ListBounds, new_batch, page_of, part_of_file
-from serving.gateway.batches.running.job import Blocking, new_file_id
+from serving.gateway.batches.running.job import new_file_id
+from serving.gateway.batches.running.threads import StoreCalls
 from serving.gateway.batches.store import (
     BatchStore,
     FileInUseError,
@@ -94,14 +95,14 @@ class BatchRoutes:
         store: BatchStore,
         rules: BatchRules,
         now_s: Callable[[], float],
-        blocking: Blocking,
+        calls: StoreCalls,
         wake: Callable[[], None],
     ) -> None:
         """Makes the routes over a store; `wake` is called when there is something to do."""
         self._store = store
         self._rules = rules
         self._now_s = now_s
-        self._blocking = blocking
+        self._calls = calls
         self._wake = wake
         self._num_uploads = 0
 
@@ -152,10 +153,10 @@ class BatchRoutes:
             raise TooManyUploadsError(self._num_uploads)
         self._num_uploads += 1
         try:
-            with discarding(await self._blocking(self._store.new_content)) as content:
+            with discarding(await self._calls.brief(self._store.new_content)) as content:
                 form = UploadForm(request.content_type, content, self._rules.max_file_bytes)
                 async for chunk in self._chunks(request.receive):
-                    await self._blocking(form.feed, chunk)
+                    await self._calls.bulk(form.feed, chunk)
                 came = form.finish()
                 now_s = self._now_s()
                 file = StoredFile(
@@ -167,7 +168,7 @@ class BatchRoutes:
                     now_s,
                     now_s + (came.lifetime_s or self._rules.file_lifetime_s),
                 )
-                await self._blocking(
+                await self._calls.bulk(
                     self._store.add_file, file, content, self._rules.max_tenant_bytes
                 )
         except StoreFullError as error:
@@ -193,14 +194,14 @@ class BatchRoutes:
     async def _list_files(self, query: str, tenant: str) -> Response:
         page, others = page_of(query, _FILES, ("purpose",))
         more = Page(page.limit + 1, page.after, page.is_oldest_first)
-        found = await self._blocking(self._store.files, tenant, more, others.get("purpose"))
+        found = await self._calls.brief(self._store.files, tenant, more, others.get("purpose"))
         return _listed([file_json(file) for file in found], page)
 
     async def _one_file(self, file_id: str, tenant: str) -> Response:
         return JSONResponse(file_json(await self._file(file_id, tenant)))
 
     async def _file(self, file_id: str, tenant: str) -> StoredFile:
-        file: StoredFile | None = await self._blocking(self._store.file, tenant, file_id)
+        file: StoredFile | None = await self._calls.brief(self._store.file, tenant, file_id)
         if file is None:
             raise UnknownObjectError("file", file_id)
         return file
@@ -208,7 +209,7 @@ class BatchRoutes:
     async def _delete_file(self, file_id: str, tenant: str) -> Response:
         try:
             now_s = self._now_s()
-            if not await self._blocking(self._store.delete_file, tenant, file_id, now_s):
+            if not await self._calls.brief(self._store.delete_file, tenant, file_id, now_s):
                 raise UnknownObjectError("file", file_id)
         except FileInUseError as error:
             message = (
@@ -225,7 +226,7 @@ class BatchRoutes:
             headers = {"content-range": f"bytes */{file.num_bytes}"}
             return Response(None, 416, headers)
         try:
-            content = await self._blocking(self._store.open_content, tenant, file_id)
+            content = await self._calls.bulk(self._store.open_content, tenant, file_id)
         except MissingFileError as error:
             raise UnknownObjectError("file", file_id) from error
         headers = {"accept-ranges": "bytes", "content-length": str(end - begin)}
@@ -240,9 +241,9 @@ class BatchRoutes:
 
     async def _read(self, content: BinaryIO, begin: int, end: int) -> AsyncIterator[bytes]:
         try:
-            await self._blocking(content.seek, begin)
+            await self._calls.bulk(content.seek, begin)
             while begin < end:
-                chunk: bytes = await self._blocking(content.read, min(_CHUNK_BYTES, end - begin))
+                chunk: bytes = await self._calls.bulk(content.read, min(_CHUNK_BYTES, end - begin))
                 if not chunk:
                     raise OSError("the content is shorter than its record says")
                 begin += len(chunk)
@@ -263,7 +264,7 @@ class BatchRoutes:
         check_route(holder, batch.endpoint)
         check_tier(holder, ServiceTier.FLEX)
         try:
-            await self._blocking(self._store.add_batch, batch)
+            await self._calls.brief(self._store.add_batch, batch)
         except MissingFileError as error:
             raise UnknownObjectError("file", batch.input_file_id, "input_file_id") from error
         self._wake()
@@ -273,11 +274,11 @@ class BatchRoutes:
     async def _list_batches(self, query: str, tenant: str) -> Response:
         page, _ = page_of(query, _BATCHES)
         more = Page(page.limit + 1, page.after, page.is_oldest_first)
-        found = await self._blocking(self._store.batches, tenant, more)
+        found = await self._calls.brief(self._store.batches, tenant, more)
         return _listed([batch_json(batch) for batch in found], page)
 
     async def _one_batch(self, batch_id: str, tenant: str) -> Response:
-        batch = await self._blocking(self._store.batch, tenant, batch_id)
+        batch = await self._calls.brief(self._store.batch, tenant, batch_id)
         if batch is None:
             raise UnknownObjectError("batch", batch_id)
         return JSONResponse(batch_json(batch))
@@ -285,7 +286,7 @@ class BatchRoutes:
     async def _cancel(self, batch_id: str, tenant: str) -> Response:
         now_s = self._now_s()
         try:
-            batch = await self._blocking(
+            batch = await self._calls.brief(
                 self._store.change, tenant, batch_id, lambda each: cancelled(each, now_s)
             )
         except ValueError as error:

@@ -209,8 +209,8 @@ class BatchStore(Protocol):
         """Returns the numbers of the lines that have an answer."""
         ...
 
-    def answers(self, batch_id: str, *, is_failure: bool) -> Iterator[LineAnswer]:
-        """Yields the answers of one kind in the order of their lines."""
+    def answers(self, batch_id: str) -> Iterator[LineAnswer]:
+        """Yields the answers in the order of their lines, without their usage."""
         ...
 
     def end(

@@ -18,7 +18,8 @@ from serving.gateway.batches.bucket.store import BucketBatchStore
 from serving.gateway.batches.lines import BatchLine, LineLimits
 from serving.gateway.batches.records import Batch
 from serving.gateway.batches.running.job import JobSettings
-from serving.gateway.batches.running.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.running.runner import BatchRunner
+from serving.gateway.batches.running.threads import LaneThreads
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.batches.store import BatchStore
 
@@ -53,7 +54,7 @@ async def main(place: str, limit: int | None = None) -> None:
     settings = JobSettings(LIMITS, 64, LEASE_S, LEASE_S / 5, 3600.0)
     store = store_at(place)
     runner = BatchRunner(
-        store, Echo(limit), settings, str(os.getpid()), 1, time.time, BlockingCalls(), 3600.0
+        store, Echo(limit), settings, str(os.getpid()), 1, time.time, LaneThreads(1).jobs, 3600.0
     )
     await runner.run()
 

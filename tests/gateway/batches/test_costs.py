@@ -16,6 +16,7 @@ from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.lines import BatchLine
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, BatchStatus, cancelled
 from serving.gateway.batches.running.job import BatchJob
+from serving.gateway.batches.running.threads import StoreCalls
 from serving.gateway.batches.store import LeaseLostError
 from serving.gateway.metrics.ledger import engine_use, is_busy
 from serving.gateway.telemetry.request_metrics import DEFAULT_TENANT
@@ -92,7 +93,8 @@ class Priced(World):
             return call(*values)
 
         now_s = lambda: self.now_s  # noqa: E731 - a clock
-        return BatchJob(lease, self.store, self, BRISK, now_s, blocking, self.counts, self.prices)
+        calls = StoreCalls(blocking, blocking)
+        return BatchJob(lease, self.store, self, BRISK, now_s, calls, self.counts, self.prices)
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from serving.gateway.batches.records import (
     cancelled,
 )
 from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCounts, wait_s
+from serving.gateway.batches.running.threads import StoreCalls
 from serving.gateway.batches.store import BatchStore, Page
 
 from .kept import KINDS, Kept, kept_in
@@ -128,7 +129,8 @@ class World:
             await asyncio.sleep(0)
             return call(*values)
 
-        job = BatchJob(lease, store, self, settings, lambda: self.now_s, blocking, self.counts)
+        calls = StoreCalls(blocking, blocking)
+        job = BatchJob(lease, store, self, settings, lambda: self.now_s, calls, self.counts)
         async with asyncio.timeout(DEADLINE_S):
             await job.run()
         return store

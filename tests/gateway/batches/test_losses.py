@@ -17,7 +17,8 @@ from serving.gateway.batches.lane import BatchLane
 from serving.gateway.batches.lines import LineLimits
 from serving.gateway.batches.running.edge_caller import EdgeCaller
 from serving.gateway.batches.running.job import JobSettings
-from serving.gateway.batches.running.runner import BatchRunner, BlockingCalls
+from serving.gateway.batches.running.runner import BatchRunner
+from serving.gateway.batches.running.threads import LaneThreads
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 from serving.gateway.edge.auth import ApiKeys
 from serving.gateway.edge.http import EdgeRules, HttpEdge
@@ -53,12 +54,12 @@ class Owner:
 
     def __init__(self, folder: Path, edge: HttpEdge) -> None:
         self._store = SqliteBatchStore(folder)
-        self._blocking = BlockingCalls()
+        self._threads = LaneThreads(1)
         limits = LineLimits(NUM_LINES, 10_000)
         settings = JobSettings(limits, 8, LEASE_S, LEASE_S / 5, 3600.0)
         caller = EdgeCaller(edge.answer_line)
         runner = BatchRunner(
-            self._store, caller, settings, "gw-0", 1, time.time, self._blocking, 3600.0
+            self._store, caller, settings, "gw-0", 1, time.time, self._threads.jobs, 3600.0
         )
         self.counts = runner.counts
         self._task = asyncio.create_task(runner.run())
@@ -67,7 +68,7 @@ class Owner:
         self._store.close()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._blocking.close()
+        self._threads.close()
 
 
 class GatewayOfStage:

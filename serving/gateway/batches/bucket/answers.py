@@ -4,7 +4,9 @@ Owns the form of such an object. Which of them count says the head of their batc
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 
 import msgspec
 
@@ -12,6 +14,8 @@ from serving.gateway.batches.records import LineAnswer
 
 # What is kept in memory of answers that are put in order; the rest is in a file without a name.
 _MEMORY_BYTES = 8 * 1024 * 1024
+# Objects that are read before they are needed: one takes some tens of ms.
+_READ_AHEAD = 4
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -29,22 +33,39 @@ def packed(answers: Sequence[LineAnswer]) -> bytes:
     return msgspec.msgpack.encode(kept)
 
 
-def in_order(objects: Iterable[bytes], *, is_failure: bool) -> Iterator[LineAnswer]:
-    """Yields the answers of one kind in the order of their lines.
+def read_ahead(
+    readers: Executor, read: Callable[[str], bytes], names: Iterable[str]
+) -> Iterator[bytes]:
+    """Yields objects in the order of their names, a few of which are read at once."""
+    reading: deque[Future[bytes]] = deque()
+    try:
+        for name in names:
+            reading.append(readers.submit(read, name))
+            if len(reading) > _READ_AHEAD:
+                yield reading.popleft().result()
+        while reading:
+            yield reading.popleft().result()
+    finally:
+        for future in reading:
+            future.cancel()
+
+
+def in_order(objects: Iterable[bytes]) -> Iterator[LineAnswer]:
+    """Yields answers in the order of their lines.
 
     Of a line that is in two objects the first one counts, of whichever kind it is.
     """
     seen: set[int] = set()
-    places: list[tuple[int, int, int]] = []  # line, where its record is, how long that is
+    # Line, whether it failed, where its record is, how long that is.
+    places: list[tuple[int, bool, int, int]] = []
     with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as spool:
         for each in objects:
             for kept in _DECODER.decode(each):
                 if kept.line in seen:
                     continue
                 seen.add(kept.line)
-                if kept.is_failure == is_failure:
-                    places.append((kept.line, spool.tell(), len(kept.record)))
-                    spool.write(kept.record)
-        for line, at, length in sorted(places):
+                places.append((kept.line, kept.is_failure, spool.tell(), len(kept.record)))
+                spool.write(kept.record)
+        for line, is_failure, at, length in sorted(places):
             spool.seek(at)
             yield LineAnswer(line, is_failure, spool.read(length))

@@ -3,13 +3,14 @@
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import msgspec
 
 from serving.artifacts.object_store.store import StoreError
 from serving.gateway.batches.bucket import names
-from serving.gateway.batches.bucket.answers import in_order, packed
+from serving.gateway.batches.bucket.answers import in_order, packed, read_ahead
 from serving.gateway.batches.bucket.bucket import BatchBucket
 from serving.gateway.batches.bucket.catalog import Catalog, with_files, without_hidden
 from serving.gateway.batches.bucket.contents import BucketContent
@@ -133,17 +134,17 @@ class BatchLeases:
         head = self._bucket.head(batch_id)
         return set() if head is None else head.answered_lines()
 
-    def answers(self, batch_id: str, *, is_failure: bool) -> Iterator[LineAnswer]:
-        """Yields answers in the order of their lines."""
+    def answers(self, batch_id: str, readers: Executor) -> Iterator[LineAnswer]:
+        """Yields answers in the order of their lines; `readers` read the objects of them."""
         head = self._bucket.head(batch_id)
         if head is None:
             return
-        objects = (
-            self._bucket.store.get(names.answers_name(batch_id, term, number))
+        written = (
+            names.answers_name(batch_id, term, number)
             for term, last in head.written
             for number in range(1, last + 1)
         )
-        yield from in_order(objects, is_failure=is_failure)
+        yield from in_order(read_ahead(readers, self._bucket.store.get, written))
 
     def end(
         self,

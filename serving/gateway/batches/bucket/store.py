@@ -48,6 +48,7 @@ class BucketBatchStore:
         self._leases = BatchLeases(self._bucket)
         self._sweeper = BucketSweeper(self._bucket)
         self._readers = ThreadPoolExecutor(_READS_AT_ONCE, "batch-heads")
+        self._answer_readers = ThreadPoolExecutor(_READS_AT_ONCE, "batch-answers")
 
     # -- files --
 
@@ -198,9 +199,9 @@ class BucketBatchStore:
         """Returns the lines with an answer."""
         return self._leases.answered_lines(batch_id)
 
-    def answers(self, batch_id: str, *, is_failure: bool) -> Iterator[LineAnswer]:
+    def answers(self, batch_id: str) -> Iterator[LineAnswer]:
         """Yields answers in the order of their lines."""
-        return self._leases.answers(batch_id, is_failure=is_failure)
+        return self._leases.answers(batch_id, self._answer_readers)
 
     def end(
         self,
@@ -215,6 +216,7 @@ class BucketBatchStore:
     def close(self) -> None:
         """Ends its threads. Idempotent."""
         self._readers.shutdown(cancel_futures=True)
+        self._answer_readers.shutdown(cancel_futures=True)
 
 
 def _written(content: NewContent) -> BucketContent:

@@ -8,9 +8,9 @@ over after a crash begins with the step that was not written. Does not own which
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from serving.domain.capacity.batch_lines import LineRoom, LinesLeft, LineTuner
 from serving.gateway.batches.answers import LineReply, answer_of, refusal_of, unanswered
@@ -43,6 +43,7 @@ from serving.gateway.batches.records import (
 from serving.gateway.batches.running.answer_writer import AnswerWriter
 from serving.gateway.batches.running.line_source import LineSource
 from serving.gateway.batches.running.line_workers import LineWorkers
+from serving.gateway.batches.running.threads import StoreCalls
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
 # Refusals that pass: the model's line is full, a quota is used up, no engine is there.
@@ -54,9 +55,6 @@ _LONGEST_WAIT_S = 60.0
 _MOST_UNWRITTEN = 1000
 
 NO_ROOM = LineRoom()
-
-# Runs a blocking call where it does not stop the event loop.
-Blocking = Callable[..., Awaitable[Any]]
 
 
 class LineCaller(Protocol):
@@ -103,7 +101,7 @@ class BatchJob:
         caller: LineCaller,
         settings: JobSettings,
         now_s: Callable[[], float],
-        blocking: Blocking,
+        calls: StoreCalls,
         counts: LineCounts,
         prices: BatchPrices | None = None,
         room: LineRoom = NO_ROOM,
@@ -114,7 +112,7 @@ class BatchJob:
         self._caller = caller
         self._settings = settings
         self._now_s = now_s
-        self._blocking = blocking
+        self._calls = calls
         self._counts = counts
         self._is_to_stop = asyncio.Event()  # no line of it is to be answered any more
         self._prices = prices
@@ -148,7 +146,7 @@ class BatchJob:
             batch = await self._renew()
             match next_step(batch, self._now_s()):
                 case BatchStep.VALIDATE:
-                    await self._blocking(self._validate, batch)
+                    await self._calls.bulk(self._validate, batch)
                 case BatchStep.ANSWER:
                     await self._answer(batch)
                     await self._finalize()
@@ -156,7 +154,7 @@ class BatchJob:
                     await self._finalize()
                 case BatchStep.WRITE_FILES:
                     await self._settle_cost()
-                    await self._blocking(self._write_files, batch)
+                    await self._calls.bulk(self._write_files, batch)
                 case BatchStep.NOTHING:
                     return
 
@@ -174,7 +172,7 @@ class BatchJob:
         """Lengthens the lease, and writes down what the batch has cost since the last time."""
         async with self._costing:
             cost = BatchCost() if self._meter is None else self._meter.take()
-            batch: Batch = await self._blocking(
+            batch: Batch = await self._calls.brief(
                 self._store.renew, self._lease, self._now_s(), self._settings.lease_s, cost
             )
         self._seen = batch
@@ -188,11 +186,11 @@ class BatchJob:
 
     async def _finalize(self) -> None:
         now_s = self._now_s()
-        await self._blocking(
+        await self._calls.brief(
             self._store.change_leased, self._lease, lambda batch: finalizing(batch, now_s)
         )
 
-    # -- in a thread --
+    # -- in a thread for long calls, of which each batch has one --
 
     def _validate(self, batch: Batch) -> None:
         fault = reading_fault(batch, self._lease.term, self._now_s())
@@ -216,10 +214,8 @@ class BatchJob:
             output, errors = (
                 stack.enter_context(discarding(self._store.new_content())) for _ in range(2)
             )
-            for answer in self._store.answers(batch.batch_id, is_failure=False):
-                output.write(answer.record + b"\n")
-            for answer in self._store.answers(batch.batch_id, is_failure=True):
-                errors.write(answer.record + b"\n")
+            for answer in self._store.answers(batch.batch_id):
+                (errors if answer.is_failure else output).write(answer.record + b"\n")
             for custom_id in self._unanswered(batch):
                 errors.write(unanswered(custom_id, ended_as) + b"\n")
             made = [
@@ -263,11 +259,12 @@ class BatchJob:
 
     async def _answer(self, batch: Batch) -> None:
         """Answers lines until all are answered, or no more are to be."""
-        answered = await self._blocking(self._store.answered_lines, batch.batch_id)
-        content = await self._blocking(self._store.open_content, batch.tenant, batch.input_file_id)
+        bulk = self._calls.bulk
+        answered = await bulk(self._store.answered_lines, batch.batch_id)
+        content = await bulk(self._store.open_content, batch.tenant, batch.input_file_id)
         with content:
             limits = self._settings.limits
-            source = LineSource(content, batch.endpoint, limits, answered, self._blocking)
+            source = LineSource(content, batch.endpoint, limits, answered, bulk)
             writer = AnswerWriter(self._write, self._store.write_interval_s, _MOST_UNWRITTEN)
             work = asyncio.create_task(self._answer_all(batch, source, writer))
             stop = asyncio.create_task(self._is_to_stop.wait())
@@ -330,7 +327,7 @@ class BatchJob:
             num_refusals += 1
 
     async def _write(self, answers: Sequence[LineAnswer]) -> None:
-        await self._blocking(self._store.add_answers, self._lease, answers)
+        await self._calls.brief(self._store.add_answers, self._lease, answers)
         num_failed = sum(each.is_failure for each in answers)
         self._counts.num_failed += num_failed
         self._counts.num_completed += len(answers) - num_failed

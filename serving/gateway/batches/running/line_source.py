@@ -1,8 +1,8 @@
 """The lines of a batch's file that have no answer, in the order in which they are asked."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Collection, Iterator
+from typing import BinaryIO
 
 from serving.gateway.batches.lines import (
     BatchLine,
@@ -11,6 +11,7 @@ from serving.gateway.batches.lines import (
     line_or_refusal,
     numbered,
 )
+from serving.gateway.batches.running.threads import Blocking
 
 # Lines that are read from the file at once.
 _LINES_AT_ONCE = 64
@@ -25,7 +26,7 @@ class LineSource:
         endpoint: str,
         limits: LineLimits,
         answered: Collection[int],
-        blocking: Callable[..., Awaitable[Any]],
+        blocking: Blocking,
     ) -> None:
         """Takes the content of a file that has been checked; `answered` are numbers of lines."""
         self._lines = _open_lines(content, endpoint, limits, answered)

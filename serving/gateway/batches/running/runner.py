@@ -7,20 +7,17 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from serving.domain.capacity.batch_lines import EnginePace, LineRoom, few_wait
 from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCaller, LineCounts
+from serving.gateway.batches.running.threads import StoreCalls
 from serving.gateway.batches.store import BatchStore, LeaseLostError
 
 logger = logging.getLogger(__name__)
 
-# Threads for the calls of the store, which block.
-_NUM_THREADS = 4
 # How often files and batches are looked for that have had their time.
 _SWEEP_S = 600.0
 
@@ -43,21 +40,6 @@ class OthersWork:
 NO_OTHERS = OthersWork()
 
 
-class BlockingCalls:
-    """Runs blocking calls in a few threads of their own."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "batches")
-
-    async def __call__(self, call: Callable[..., Any], *values: Any) -> Any:
-        """Returns what a call returns; the call goes on if the caller is cancelled."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *values)
-
-    def close(self) -> None:
-        """Waits for the calls that run, and takes no more."""
-        self._threads.shutdown(cancel_futures=True)
-
-
 class BatchRunner:
     """The batches that one gateway has leased. Used from one event loop."""
 
@@ -69,7 +51,7 @@ class BatchRunner:
         owner: str,
         batches_at_once: int,
         now_s: Callable[[], float],
-        blocking: Callable[..., Any],
+        calls: StoreCalls,
         batch_lifetime_s: float,
         prices: BatchPrices | None = None,
         max_lines: int = 0,
@@ -87,7 +69,7 @@ class BatchRunner:
         self._owner = owner
         self._batches_at_once = batches_at_once
         self._now_s = now_s
-        self._blocking = blocking
+        self._calls = calls
         self._batch_lifetime_s = batch_lifetime_s
         self._prices = prices
         self._room = LineRoom(
@@ -131,7 +113,7 @@ class BatchRunner:
 
     async def _sweep(self) -> bool:
         """Deletes what has had its time; returns whether there may be more of it."""
-        swept = await self._blocking(self._store.sweep, self._now_s(), self._batch_lifetime_s)
+        swept = await self._calls.bulk(self._store.sweep, self._now_s(), self._batch_lifetime_s)
         if swept.file_ids or swept.batch_ids:
             num_files, num_batches = len(swept.file_ids), len(swept.batch_ids)
             logger.info("batch_lane_swept files=%d batches=%d", num_files, num_batches)
@@ -140,7 +122,7 @@ class BatchRunner:
     async def _claim(self) -> None:
         self._is_woken.clear()
         while len(self._jobs) < self._batches_at_once:
-            lease = await self._blocking(
+            lease = await self._calls.brief(
                 self._store.claim, self._owner, self._now_s(), self._settings.lease_s
             )
             if lease is None:
@@ -155,7 +137,7 @@ class BatchRunner:
             self._caller,
             self._settings,
             self._now_s,
-            self._blocking,
+            self._calls,
             self.counts,
             self._prices,
             self._room,
@@ -189,4 +171,4 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
         for lease in jobs.values():
-            await self._blocking(self._store.release, lease)
+            await self._calls.brief(self._store.release, lease)

@@ -274,16 +274,16 @@ class SqliteBatchStore:
         sql = "SELECT line FROM answers WHERE batch_id = ?"
         return {row[0] for row in self._rows(sql, batch_id)}
 
-    def answers(self, batch_id: str, *, is_failure: bool) -> Iterator[LineAnswer]:
+    def answers(self, batch_id: str) -> Iterator[LineAnswer]:
         """Yields answers, a page at a time."""
         after = 0
         sql = (
-            "SELECT line, record FROM answers WHERE batch_id = ? AND is_failure = ? AND line > ? "
+            "SELECT line, is_failure, record FROM answers WHERE batch_id = ? AND line > ? "
             "ORDER BY line LIMIT ?"
         )
-        while rows := self._rows(sql, batch_id, is_failure, after, _PAGE):
-            for line, record in rows:
-                yield LineAnswer(line, is_failure, record)
+        while rows := self._rows(sql, batch_id, after, _PAGE):
+            for line, is_failure, record in rows:
+                yield LineAnswer(line, bool(is_failure), record)
             after = rows[-1][0]
 
     def end(
