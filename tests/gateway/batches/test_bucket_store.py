@@ -357,6 +357,113 @@ def test_batch_is_made_of_a_file_or_the_file_is_deleted() -> None:
         second.close()
 
 
+def losing_one(bucket: MemoryStore, folder: str, meanwhile: Callable[[], Any]) -> list[str]:
+    """Has a bucket lose its answer to the next write below a folder, before which others write.
+
+    The client sends that write again, which finds an object that is not the one it is to replace.
+    Returns the names of the objects whose answers were lost.
+    """
+    lost: list[str] = []
+    num_calls = Counter[str]()
+
+    def interrupt(call: str, name: str) -> None:
+        if call == "write_if" and name.startswith(folder) and not lost:
+            num_calls[name] += 1
+            if num_calls[name] == 2:  # it is written
+                lost.append(name)
+                meanwhile()
+                raise ConflictError(name)
+
+    bucket.interrupt = interrupt
+    return lost
+
+
+def test_file_whose_answer_is_lost_comes_once_though_others_write() -> None:
+    kept = KeptInBucket()
+    first, second = kept.open(), kept.open()
+    lost = losing_one(kept.bucket, names.TENANTS, lambda: add_file(second, "file-2"))
+    add_file(first, "file-1")
+    assert lost
+    assert {each.file_id for each in first.files("a", MANY)} == {"file-1", "file-2"}
+    assert len(first.files("a", MANY)) == 2
+    assert first.delete_file("a", "file-1", 0.0)
+    assert [each.file_id for each in first.files("a", MANY)] == ["file-2"]
+    first.close()
+    second.close()
+
+
+def test_file_that_is_deleted_before_its_upload_is_told_of_stays_deleted() -> None:
+    kept = KeptInBucket()
+    first, second = kept.open(), kept.open()
+    lost = losing_one(kept.bucket, names.TENANTS, lambda: second.delete_file("a", "file-1", 0.0))
+    add_file(first, "file-1")
+    assert lost
+    assert first.files("a", MANY) == []
+    first.close()
+    second.close()
+
+
+def test_deletion_whose_answer_is_lost_is_one_though_others_write() -> None:
+    kept = KeptInBucket()
+    first, second = kept.open(), kept.open()
+    add_file(first, "file-1")
+    lost = losing_one(kept.bucket, names.TENANTS, lambda: add_file(second, "file-2"))
+    assert first.delete_file("a", "file-1", 0.0)
+    assert lost
+    first.close()
+    second.close()
+
+
+def test_batch_whose_answer_is_lost_comes_once_though_others_write() -> None:
+    kept = KeptInBucket()
+    first, second = kept.open(), kept.open()
+    add_file(first, "file-1")
+    lost = losing_one(kept.bucket, names.TENANTS, lambda: add_file(second, "file-2"))
+    add_batch(first)
+    assert lost
+    assert [each.batch_id for each in first.batches("a", MANY)] == ["b1"]
+    first.close()
+    second.close()
+
+
+def test_claim_whose_answer_is_lost_is_the_claimers_though_others_write() -> None:
+    kept = KeptInBucket()
+    first, second = kept.open(), kept.open()
+    add_batch(first)
+    lost = losing_one(kept.bucket, "batches/b1", lambda: second.change("a", "b1", to(cancelled)))
+    lease = claimed(first)
+    assert lost
+    assert lease.term == 1
+    assert first.renew(lease, 1.0, LEASE_S, FREE).status is BatchStatus.CANCELLING
+    first.close()
+    second.close()
+
+
+def test_cost_and_answers_whose_answer_is_lost_count_once_though_others_write() -> None:
+    kept = KeptInBucket()
+    first, second = kept.open(), kept.open()
+    add_batch(first)
+    lease = begun(first)
+    notes = iter(("first", "second", "third"))
+
+    def note() -> None:
+        text = next(notes)
+        second.change("a", "b1", lambda batch: replace(batch, metadata={"note": text}))
+
+    lost = losing_one(kept.bucket, "batches/b1", note)
+    assert first.renew(lease, 1.0, LEASE_S, BatchCost(10, 1.0)).cost == BatchCost(10, 1.0)
+    assert lost
+    for number in (1, 2):
+        lost = losing_one(kept.bucket, "batches/b1/head", note)
+        batch = first.add_answers(lease, [good(number, b"%d" % number)])
+        assert lost
+        assert (batch.num_completed, batch.cost) == (number, BatchCost(10, 1.0))
+    assert [each.record for each in first.answers("b1")] == [b"1", b"2"]
+    assert batch.metadata == {"note": "third"}
+    first.close()
+    second.close()
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_answers_that_a_bucket_loses_are_no_conflict(

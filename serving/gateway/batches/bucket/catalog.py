@@ -98,9 +98,14 @@ def with_files(
 ) -> Catalog:
     """Returns it with more files, each with the id of its content; hidden if a batch made them.
 
+    A content that it has had already makes no second file: then this is done for the second time.
+
     Raises:
         StoreFullError: they would be more than `max_bytes` together; `None`: they may be.
     """
+    files = [each for each in files if each[1] not in catalog.content_ids()]
+    if not files:
+        return catalog
     if max_bytes is not None:
         num_bytes = sum(each.file.num_bytes for each in catalog.files)
         if num_bytes + sum(file.num_bytes for file, _ in files) > max_bytes:
@@ -121,11 +126,14 @@ def with_files(
 
 
 def with_batch(catalog: Catalog, batch: Batch) -> Catalog:
-    """Returns it with a new batch.
+    """Returns it with a new batch; the same if it has had it already.
 
     Raises:
         MissingFileError: it has no such file to read.
     """
+    was_there = any(each.record_id == batch.batch_id for each in catalog.gone)
+    if was_there or catalog.has_batch(batch.batch_id):
+        return catalog
     entry = catalog.file(batch.input_file_id)
     if entry is None or entry.is_hidden or entry.file.purpose is not FilePurpose.BATCH:
         raise MissingFileError(batch.input_file_id)

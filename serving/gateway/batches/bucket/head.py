@@ -3,6 +3,10 @@
 Whatever changes a batch changes its head, in one write. Answers are written into objects of their
 own before; they count once the head says so. The owner of a term numbers what it writes, so that
 the head says it with one number for each term.
+
+A change may be asked for twice, if its answer was lost and somebody else has written meanwhile.
+What would not be the same the second time (a claim, a cost, answers) has an id, and the head has
+that of the last one: an owner makes one such change at a time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +33,7 @@ class BatchHead(Document, frozen=True, kw_only=True):
 
     `written` has the terms in which there were answers, and how many objects of each count.
     `answered` has a bit for each line that has an answer. `file_ids` are the files it ended with.
+    `change_id` is of the last claim, cost or answers.
     """
 
     batch: Batch
@@ -38,6 +43,7 @@ class BatchHead(Document, frozen=True, kw_only=True):
     written: tuple[tuple[int, int], ...] = ()
     answered: bytes = b""
     file_ids: tuple[str, ...] = ()
+    change_id: str = ""
 
     def has_lease(self, lease: BatchLease) -> bool:
         """Returns whether the batch is that lease's."""
@@ -61,26 +67,40 @@ class BatchHead(Document, frozen=True, kw_only=True):
 Change = Callable[[BatchHead], BatchHead]
 
 
-def claimed(head: BatchHead, owner: str, now_s: float, lease_s: float) -> BatchHead:
-    """Returns the head under a new lease; the same head if somebody has it, or it has ended."""
+def claimed(head: BatchHead, owner: str, now_s: float, lease_s: float, change_id: str) -> BatchHead:
+    """Returns the head under a new lease; the same head if somebody has it, or it has ended.
+
+    Its `change_id` says whether the lease is of this claim.
+    """
     if head.batch.has_ended or head.until_s > now_s:
         return head
-    return msgspec.structs.replace(head, owner=owner, term=head.term + 1, until_s=now_s + lease_s)
+    return msgspec.structs.replace(
+        head, owner=owner, term=head.term + 1, until_s=now_s + lease_s, change_id=change_id
+    )
 
 
 def renewed(
-    head: BatchHead, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost
+    head: BatchHead,
+    lease: BatchLease,
+    now_s: float,
+    lease_s: float,
+    cost: BatchCost,
+    change_id: str,
 ) -> BatchHead:
     """Returns the head with a longer lease and more cost; the same if neither needs a write.
+
+    The same too if this cost is in it already.
 
     Raises:
         LeaseLostError: somebody else has the batch.
     """
     check_lease(head, lease)
+    if head.change_id == change_id:
+        return head
     if not cost.chip_ms and head.until_s - now_s > _RENEWED_BELOW * lease_s:
         return head
     batch = replace(head.batch, cost=head.batch.cost + cost)
-    return msgspec.structs.replace(head, batch=batch, until_s=now_s + lease_s)
+    return msgspec.structs.replace(head, batch=batch, until_s=now_s + lease_s, change_id=change_id)
 
 
 def released(head: BatchHead, lease: BatchLease) -> BatchHead:
@@ -97,16 +117,24 @@ def changed(head: BatchHead, decide: Callable[[Batch], Batch]) -> BatchHead:
 
 
 def with_answers(
-    head: BatchHead, lease: BatchLease, number: int, answers: Sequence[LineAnswer]
+    head: BatchHead,
+    lease: BatchLease,
+    number: int,
+    answers: Sequence[LineAnswer],
+    change_id: str,
 ) -> BatchHead:
     """Returns the head with the answers of one object; lines that have one keep it.
 
-    The same head, once the batch takes none, or if none is new.
+    The same head, once the batch takes none, or if none is new, or it has this object already.
 
     Raises:
-        LeaseLostError: somebody else has the batch.
+        LeaseLostError: somebody else has the batch, or writes under this lease.
     """
     check_lease(head, lease)
+    if head.change_id == change_id:
+        return head
+    if head.next_number(lease.term) != number:
+        raise LeaseLostError(lease.batch_id)
     batch = head.batch
     new = list(_new(answers, head.answered_lines()))
     if batch.status not in TAKING_ANSWERS or not new:
@@ -123,6 +151,7 @@ def with_answers(
         batch=counted,
         written=tuple(sorted({**dict(head.written), lease.term: number}.items())),
         answered=_with_bits(head.answered, [answer.line for answer in new]),
+        change_id=change_id,
     )
 
 

@@ -1,6 +1,7 @@
 """Who goes on with which batch, and what the owner of a batch writes."""
 
 import threading
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -76,7 +77,10 @@ class BatchLeases:
 
     def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
         """Lengthens a lease; see `BatchStore.renew`."""
-        head = self._change(lease, lambda head: renewed(head, lease, now_s, lease_s, cost))
+        change_id = uuid.uuid4().hex
+        head = self._change(
+            lease, lambda head: renewed(head, lease, now_s, lease_s, cost, change_id)
+        )
         return head.batch
 
     def release(self, lease: BatchLease) -> None:
@@ -103,7 +107,7 @@ class BatchLeases:
 
     def add_answers(self, lease: BatchLease, answers: Sequence[LineAnswer]) -> Batch:
         """Keeps answers; see `BatchStore.add_answers`."""
-        name = names.head_name(lease.batch_id)
+        name, change_id = names.head_name(lease.batch_id), uuid.uuid4().hex
         with self._answer_locks[lease.batch_id]:
             if (lease.batch_id, lease.term) in self._lost:
                 raise LeaseLostError(lease.batch_id)
@@ -118,13 +122,15 @@ class BatchLeases:
                 written = names.answers_name(lease.batch_id, lease.term, number)
                 self._bucket.store.put(written, packed(answers))
                 result = self._bucket.heads.change(
-                    name, lambda head: _answered(head, lease, number, answers), known
+                    name,
+                    lambda head: with_answers(_of(lease, head), lease, number, answers, change_id),
+                    known,
                 )
             except StoreError:
                 self._lost.add((lease.batch_id, lease.term))
                 raise
             assert result is not None, "a head that is changed is there"
-            if result[0].next_number(lease.term) == number:  # it does not count
+            if result[0].change_id != change_id:  # it does not count
                 self._bucket.store.delete(written)
             self._written[lease.batch_id] = result
         return result[0].batch
@@ -237,20 +243,16 @@ class BatchLeases:
     def _claim(
         self, marker: OpenMarker, owner: str, now_s: float, lease_s: float
     ) -> BatchLease | None:
-        is_mine = False
-
-        def decided(head: BatchHead | None) -> BatchHead | None:
-            nonlocal is_mine
-            taken = None if head is None else claimed(head, owner, now_s, lease_s)
-            is_mine = taken is not head  # or somebody else has claimed it meanwhile
-            return taken
-
-        found = self._bucket.heads.change(names.head_name(marker.batch_id), decided)
+        change_id = uuid.uuid4().hex
+        found = self._bucket.heads.change(
+            names.head_name(marker.batch_id),
+            lambda head: None if head is None else claimed(head, owner, now_s, lease_s, change_id),
+        )
         if found is None:
             return None
         head = found[0]
         self._note(marker, min(head.until_s, now_s + _LOOK_AGAIN_S))
-        if not is_mine:
+        if head.change_id != change_id:  # somebody else has claimed it meanwhile
             return None
         return BatchLease(marker.batch_id, owner, head.term, head.until_s)
 
@@ -259,12 +261,9 @@ class BatchLeases:
             self._seen[marker.batch_id] = _Seen(marker.tenant, until_s)
 
     def _change(self, lease: BatchLease, decide: Callable[[BatchHead], BatchHead]) -> BatchHead:
-        def decided(head: BatchHead | None) -> BatchHead:
-            if head is None:
-                raise LeaseLostError(lease.batch_id)
-            return decide(head)
-
-        result = self._bucket.heads.change(names.head_name(lease.batch_id), decided)
+        result = self._bucket.heads.change(
+            names.head_name(lease.batch_id), lambda head: decide(_of(lease, head))
+        )
         assert result is not None, "a head that is changed is there"
         return result[0]
 
@@ -277,16 +276,11 @@ class BatchLeases:
         self._answer_locks.pop(lease.batch_id, None)
 
 
-def _answered(
-    head: BatchHead | None, lease: BatchLease, number: int, answers: Sequence[LineAnswer]
-) -> BatchHead:
+def _of(lease: BatchLease, head: BatchHead | None) -> BatchHead:
+    """Returns the head of a leased batch, which is gone if the batch has ended long ago."""
     if head is None:
         raise LeaseLostError(lease.batch_id)
-    check_lease(head, lease)
-    if head.next_number(lease.term) != number:
-        # Somebody writes under this lease whom this process does not know.
-        raise LeaseLostError(lease.batch_id)
-    return with_answers(head, lease, number, answers)
+    return head
 
 
 def _unhidden(found: Catalog | None, file_ids: Sequence[str]) -> Catalog | None:

@@ -104,7 +104,7 @@ class BucketBatchStore:
 
         def decided(found: Catalog | None) -> Catalog | None:
             nonlocal was_there
-            was_there = found is not None and found.file(file_id) is not None
+            was_there |= found is not None and found.file(file_id) is not None
             return None if found is None else without_file(found, file_id, ended, now_s)
 
         self._bucket.catalogs.change(names.catalog_name(tenant), decided)
