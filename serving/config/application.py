@@ -66,7 +66,8 @@ class GatewayConfig(_Section):
     """Bytes of the bodies of all requests in flight, per gateway; what is more is refused with 503
     and a time to retry, and not read. At least `max_body_bytes`."""
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = limits.BODY_TIMEOUT_S
-    """How long a client may take to send a request's body; then 408."""
+    """How long a client may take to send a request's body; then 408. An upload of a file may take a
+    second more for each 64 KiB that have come."""
     max_unread_bytes: Annotated[int, Field(ge=128 * KIB, le=GIB)] = limits.MAX_UNREAD_BYTES
     """Bytes of one answer that may wait in a gateway for a client that does not read; with more its
     connection is ended, and its engine goes on with others."""

@@ -68,18 +68,17 @@ class StorageFullError(RequestError):
 
 
 class TooManyUploadsError(RequestError):
-    """As many files come in at this gateway as it takes at once. Retry."""
+    """As many files come in at this gateway as it takes at once, of all or of a tenant. Retry."""
 
     status = 503
     kind = "overloaded_error"
     code = "too_many_uploads"
     retry_after_s = 5.0
 
-    def __init__(self, num_uploads: int) -> None:
-        super().__init__(num_uploads)
+    def __init__(self, which: str) -> None:
+        super().__init__(which)
         self.message = (
-            f"{num_uploads} files are being uploaded to this gateway; "
-            f"retry in {self.retry_after_s:.0f} s."
+            f"{which} are being uploaded to this gateway; retry in {self.retry_after_s:.0f} s."
         )
 
 

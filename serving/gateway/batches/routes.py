@@ -5,7 +5,6 @@ others as if there were none. Does not own the routes' names (`edge.routes`), no
 batches (`running`).
 """
 
-import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,7 +17,6 @@ from starlette.types import Receive
 from serving.artifacts.object_store.store import StoreError
 from serving.config.api_keys import KeyRecord
 from serving.domain.errors import (
-    BodyTimeoutError,
     RequestError,
     RequestTooLargeError,
     WrongMethodError,
@@ -28,11 +26,11 @@ from serving.domain.errors import (
 from serving.domain.limits import KIB
 from serving.domain.models.request_fields.service_class import ServiceTier
 from serving.gateway.batches.answers import batch_json, file_json, list_json
+from serving.gateway.batches.bodies import LEAST_BYTES_PER_S, UploadSlots, body_chunks
 from serving.gateway.batches.errors import (
     ObjectStateError,
     StorageFullError,
     StoreUnavailableError,
-    TooManyUploadsError,
     UnknownObjectError,
 )
 from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
@@ -50,11 +48,9 @@ from serving.gateway.batches.store import (
 from serving.gateway.batches.uploads import UploadForm
 from serving.gateway.edge import routes
 from serving.gateway.edge.auth import check_route, check_tier
-from serving.gateway.streams.leaving import ClientLeftError
 
 logger = logging.getLogger(__name__)
 
-_MAX_UPLOADS = 16
 _MAX_BODY_BYTES = 64 * KIB
 _CHUNK_BYTES = 256 * KIB
 _FILES = ListBounds(usual=10_000, most=10_000)
@@ -65,7 +61,7 @@ _BATCHES = ListBounds(usual=20, most=100)
 class BatchRules:
     """The bounds of the batch lane. `windows_s` are the allowed completion windows by their names.
 
-    A client has to send some part of a file every `timeout_s`.
+    A body may take `timeout_s`, one with a file longer by the length of what has come of it.
     """
 
     max_file_bytes: int
@@ -104,7 +100,7 @@ class BatchRoutes:
         self._now_s = now_s
         self._calls = calls
         self._wake = wake
-        self._num_uploads = 0
+        self._slots = UploadSlots()
 
     async def answer(self, request: LaneRequest, holder: KeyRecord) -> Response:
         """Returns the answer; refusals are answers too.
@@ -149,13 +145,15 @@ class BatchRoutes:
     # -- files --
 
     async def _upload(self, request: LaneRequest, tenant: str) -> Response:
-        if self._num_uploads >= _MAX_UPLOADS:
-            raise TooManyUploadsError(self._num_uploads)
-        self._num_uploads += 1
         try:
-            with discarding(await self._calls.brief(self._store.new_content)) as content:
+            with (
+                self._slots.hold(tenant),
+                discarding(await self._calls.brief(self._store.new_content)) as content,
+            ):
                 form = UploadForm(request.content_type, content, self._rules.max_file_bytes)
-                async for chunk in self._chunks(request.receive):
+                async for chunk in body_chunks(
+                    request.receive, self._rules.timeout_s, LEAST_BYTES_PER_S
+                ):
                     await self._calls.bulk(form.feed, chunk)
                 came = form.finish()
                 now_s = self._now_s()
@@ -173,23 +171,7 @@ class BatchRoutes:
                 )
         except StoreFullError as error:
             raise StorageFullError(error.num_bytes, error.max_bytes) from error
-        finally:
-            self._num_uploads -= 1
         return JSONResponse(file_json(file))
-
-    async def _chunks(self, receive: Receive) -> AsyncIterator[bytes]:
-        """Yields the body as it comes."""
-        has_more = True
-        while has_more:
-            try:
-                async with asyncio.timeout(self._rules.timeout_s):
-                    message = await receive()
-            except TimeoutError as error:
-                raise BodyTimeoutError(self._rules.timeout_s) from error
-            if message["type"] != "http.request":
-                raise ClientLeftError
-            has_more = message.get("more_body", False)
-            yield message.get("body", b"")
 
     async def _list_files(self, query: str, tenant: str) -> Response:
         page, others = page_of(query, _FILES, ("purpose",))
@@ -255,7 +237,7 @@ class BatchRoutes:
 
     async def _create(self, request: LaneRequest, holder: KeyRecord) -> Response:
         body = b""
-        async for chunk in self._chunks(request.receive):
+        async for chunk in body_chunks(request.receive, self._rules.timeout_s):
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
                 raise RequestTooLargeError(_MAX_BODY_BYTES)

@@ -11,6 +11,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from serving.domain.errors import MalformedRequestError
+from serving.domain.limits import KIB
 from serving.gateway.batches.errors import FileTooLargeError
 from serving.gateway.batches.records import FilePurpose
 from serving.gateway.batches.store import NewContent
@@ -19,6 +20,8 @@ _PURPOSE, _FILE = "purpose", "file"
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = (_FILE, _PURPOSE, _ANCHOR, _SECONDS)
 _MAX_FIELD_BYTES = 200
+# All that is not the file: boundaries, names, fields, and what a client may send before and after.
+_MAX_OTHER_BYTES = 64 * KIB
 _MAX_FILENAME = 255
 # OpenAI's bounds of a file's life, by its API reference as read on 2026-11-26.
 MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 2_592_000
@@ -61,6 +64,7 @@ class UploadForm:
         self._filename: str | None = None
         self._part = _Part()
         self._is_whole = False
+        self._num_bytes = 0
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -81,13 +85,19 @@ class UploadForm:
         """Takes the next piece.
 
         Raises:
-            MalformedRequestError: it is no such form, or a field of it is not allowed.
+            MalformedRequestError: it is no such form, or a field of it is not allowed, or it has
+                too much beside its file.
             FileTooLargeError: the file is longer than one may be.
         """
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise _unreadable(error) from error
+        self._num_bytes += len(data)
+        if self._num_bytes - self._content.num_bytes > _MAX_OTHER_BYTES:
+            raise MalformedRequestError(
+                f"The form has more than {_MAX_OTHER_BYTES} bytes beside its file."
+            )
 
     def finish(self) -> UploadedForm:
         """Returns what came.

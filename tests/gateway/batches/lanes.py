@@ -71,7 +71,8 @@ class Gateway:
     def __init__(self, place: Kept | Path, model: EchoFrontend, owner: str, **edge: Any) -> None:
         kept = KeptInFolder(place) if isinstance(place, Path) else place
         lane_config = BatchesConfig(**{"folder": "here"} | edge.pop("config", {}))
-        self.lane = BatchLane(kept.open(), lane_config, GatewayConfig(), owner)
+        gateway_config = GatewayConfig(**edge.pop("gateway", {}))
+        self.lane = BatchLane(kept.open(), lane_config, gateway_config, owner)
         rules = {"max_body_bytes": 100_000} | edge
         self.edge: HttpEdge = edge_over(model, batches=self.lane.routes, **rules)
 
