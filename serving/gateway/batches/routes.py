@@ -8,6 +8,7 @@ batches (`running`).
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -36,14 +37,14 @@ from serving.gateway.batches.errors import (
 from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
 from serving.gateway.batches.requests import ListBounds, new_batch, page_of, part_of_file
 from serving.gateway.batches.running.job import new_file_id
-from serving.gateway.batches.running.threads import StoreCalls
+from serving.gateway.batches.running.threads import StoreCalls, to_its_end
 from serving.gateway.batches.store import (
     BatchStore,
     FileInUseError,
     MissingFileError,
+    NewContent,
     Page,
     StoreFullError,
-    discarding,
 )
 from serving.gateway.batches.uploads import UploadForm
 from serving.gateway.edge import routes
@@ -144,34 +145,45 @@ class BatchRoutes:
 
     # -- files --
 
+    @asynccontextmanager
+    async def _new_content(self) -> AsyncIterator[NewContent]:
+        """Begins content, and throws it away at the end, unless it has become a file."""
+        content: NewContent = await self._calls.brief(self._store.new_content)
+        try:
+            yield content
+        finally:
+            await to_its_end(self._calls.bulk(content.discard))
+
     async def _upload(self, request: LaneRequest, tenant: str) -> Response:
         try:
-            with (
-                self._slots.hold(tenant),
-                discarding(await self._calls.brief(self._store.new_content)) as content,
-            ):
-                form = UploadForm(request.content_type, content, self._rules.max_file_bytes)
-                async for chunk in body_chunks(
-                    request.receive, self._rules.timeout_s, LEAST_BYTES_PER_S
-                ):
-                    await self._calls.bulk(form.feed, chunk)
-                came = form.finish()
-                now_s = self._now_s()
-                file = StoredFile(
-                    new_file_id(),
-                    tenant,
-                    came.filename,
-                    FilePurpose.BATCH,
-                    content.num_bytes,
-                    now_s,
-                    now_s + (came.lifetime_s or self._rules.file_lifetime_s),
-                )
-                await self._calls.bulk(
-                    self._store.add_file, file, content, self._rules.max_tenant_bytes
-                )
+            with self._slots.hold(tenant):
+                return JSONResponse(file_json(await self._take_in(request, tenant)))
         except StoreFullError as error:
             raise StorageFullError(error.num_bytes, error.max_bytes) from error
-        return JSONResponse(file_json(file))
+
+    async def _take_in(self, request: LaneRequest, tenant: str) -> StoredFile:
+        """Makes a file of a form; what has been begun is finished if the client leaves."""
+        async with self._new_content() as content:
+            form = UploadForm(request.content_type, content, self._rules.max_file_bytes)
+            chunks = body_chunks(request.receive, self._rules.timeout_s, LEAST_BYTES_PER_S)
+            async for chunk in chunks:
+                await to_its_end(self._calls.bulk(form.feed, chunk))
+            came = form.finish()
+            now_s = self._now_s()
+            file = StoredFile(
+                new_file_id(),
+                tenant,
+                came.filename,
+                FilePurpose.BATCH,
+                content.num_bytes,
+                now_s,
+                now_s + (came.lifetime_s or self._rules.file_lifetime_s),
+            )
+            add = self._calls.bulk(
+                self._store.add_file, file, content, self._rules.max_tenant_bytes
+            )
+            await to_its_end(add)
+            return file
 
     async def _list_files(self, query: str, tenant: str) -> Response:
         page, others = page_of(query, _FILES, ("purpose",))
@@ -231,7 +243,8 @@ class BatchRoutes:
                 begin += len(chunk)
                 yield chunk
         finally:
-            content.close()
+            # A thread may be reading, which a caller that is cancelled does not wait for.
+            await to_its_end(self._calls.bulk(content.close))
 
     # -- batches --
 

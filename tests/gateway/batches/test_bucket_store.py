@@ -306,6 +306,15 @@ def test_tenants_bound_holds_for_uploads_at_once() -> None:
         store.close()
 
 
+def test_file_for_which_there_is_no_room_is_not_uploaded() -> None:
+    kept = KeptInBucket()
+    store = kept.open()
+    with pytest.raises(StoreFullError):
+        add_file(store, text=b"x" * 1001)
+    assert kept.bucket.num_writes == {}
+    store.close()
+
+
 def test_of_gateways_that_claim_at_once_one_gets_each_batch() -> None:
     kept = KeptInBucket()
     stores = [kept.open() for _ in range(6)]

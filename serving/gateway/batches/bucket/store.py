@@ -59,16 +59,16 @@ class BucketBatchStore:
     def add_file(self, file: StoredFile, content: NewContent, max_tenant_bytes: int) -> None:
         """Makes a file; see `BatchStore.add_file`."""
         written = _written(content)
+
+        def decided(found: Catalog | None) -> Catalog:
+            added = [(file, written.content_id)]
+            return with_files(found or Catalog(tenant=file.tenant), added, max_tenant_bytes)
+
+        # It is decided below; what has no room now is not uploaded.
+        decided(self._bucket.catalog(file.tenant))
         written.upload()
         try:
-            self._bucket.catalogs.change(
-                names.catalog_name(file.tenant),
-                lambda found: with_files(
-                    found or Catalog(tenant=file.tenant),
-                    [(file, written.content_id)],
-                    max_tenant_bytes,
-                ),
-            )
+            self._bucket.catalogs.change(names.catalog_name(file.tenant), decided)
         except StoreError:
             # The catalog may name it. If it does not, a sweep finds that nobody has it.
             written.belongs()

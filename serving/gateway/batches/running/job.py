@@ -43,7 +43,7 @@ from serving.gateway.batches.records import (
 from serving.gateway.batches.running.answer_writer import AnswerWriter
 from serving.gateway.batches.running.line_source import LineSource
 from serving.gateway.batches.running.line_workers import LineWorkers
-from serving.gateway.batches.running.threads import StoreCalls
+from serving.gateway.batches.running.threads import StoreCalls, to_its_end
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
 # Refusals that pass: the model's line is full, a quota is used up, no engine is there.
@@ -262,7 +262,7 @@ class BatchJob:
         bulk = self._calls.bulk
         answered = await bulk(self._store.answered_lines, batch.batch_id)
         content = await bulk(self._store.open_content, batch.tenant, batch.input_file_id)
-        with content:
+        try:
             limits = self._settings.limits
             source = LineSource(content, batch.endpoint, limits, answered, bulk)
             writer = AnswerWriter(self._write, self._store.write_interval_s, _MOST_UNWRITTEN)
@@ -278,6 +278,9 @@ class BatchJob:
                 (failure, _) = await asyncio.gather(work, stop, return_exceptions=True)
                 if failure is None or isinstance(failure, asyncio.CancelledError):
                     await writer.flush()
+        finally:
+            # A thread may be reading, which a task that is cancelled does not wait for.
+            await to_its_end(bulk(content.close))
 
     async def _answer_all(self, batch: Batch, source: LineSource, writer: AnswerWriter) -> None:
         async def answer_one() -> bool:

@@ -43,6 +43,19 @@ class BlockingCalls:
         self._threads.shutdown(cancel_futures=True)
 
 
+async def to_its_end(call: Awaitable[Any]) -> Any:
+    """Returns what a call returns, and does not end before it, though the caller is cancelled.
+
+    A caller that is cancelled again meanwhile leaves the call, which goes on.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
 class LaneThreads:
     """The threads of one gateway's lane: for `jobs` that carry batches on, and for `clients`."""
 
