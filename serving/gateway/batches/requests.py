@@ -18,6 +18,7 @@ from serving.gateway.batches.uploads import lifetime_s
 
 # OpenAI's bounds, by its API reference as read on 2026-11-26.
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+_MAX_DIGITS = 9
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
@@ -92,11 +93,12 @@ def page_of(
         _check(name, allowed, "query", "a parameter of another name")
     order = asked.get("order", "desc")
     _check(order, ("asc", "desc"), "order")
-    limit = asked.get("limit", str(bounds.usual))
-    if not (limit.isdecimal() and limit.isascii() and 1 <= int(limit[:9]) <= bounds.most):
-        message = f"limit: {limit[:40]!r}; allowed: 1 to {bounds.most}."
+    text = asked.get("limit", str(bounds.usual))
+    limit = _number(text)
+    if limit is None or not 1 <= limit <= bounds.most:
+        message = f"limit: {text[:40]!r}; allowed: 1 to {bounds.most}."
         raise MalformedRequestError(message, param="limit")
-    page = Page(int(limit), asked.get("after") or None, order == "asc")
+    page = Page(limit, asked.get("after") or None, order == "asc")
     return page, {name: asked[name] for name in others if name in asked}
 
 
@@ -115,6 +117,12 @@ def part_of_file(header: str, num_bytes: int) -> tuple[int, int] | None:
     begin = int(first)
     end = min(int(last) + 1, num_bytes) if last else num_bytes
     return (begin, end) if begin < num_bytes else (begin, -1)
+
+
+def _number(text: str) -> int | None:
+    """Returns what decimal digits say; `None` of other texts, and of more digits than any bound."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+    return int(text) if is_number else None
 
 
 def _check(value: str, allowed: Any, name: str, what: str = "") -> None:

@@ -316,11 +316,27 @@ async def test_lists_have_pages(kept: Kept) -> None:
         files = [each.id async for each in await client.files.list(limit=2, order="asc")]
         assert len(files) == len(set(files)) == 5
         assert (await client.files.list(purpose="batch_output")).data == []
-        for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"page": "2"}):
-            async with client_of(gateway.edge) as http:
-                answer = await http.get("/v1/batches", params=query)
-            assert answer.status_code == 400
-            assert "allowed: " in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *({"limit": limit} for limit in ("0", "101", "-1", "x", "", "²", "٣")),
+        {"limit": "0000000011000000"},
+        {"limit": "000000001" + "9" * 5000},
+        {"order": "up"},
+        {"page": "2"},
+    ],
+    ids=lambda query: str(query)[:20],
+)
+async def test_page_that_is_none_is_refused(kept: Kept, query: dict[str, str]) -> None:
+    async with (
+        gateway_in(kept, Answering(), runs=False) as gateway,
+        client_of(gateway.edge) as http,
+    ):
+        answer = await http.get("/v1/batches", params=query)
+    assert answer.status_code == 400
+    assert "allowed: " in answer.json()["error"]["message"]
 
 
 async def test_file_has_bounds(kept: Kept) -> None:
