@@ -1,13 +1,16 @@
 """What is the folder's own: unfinished uploads, and a database that is not ours."""
 
+import os
 import sqlite3
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 
-from .test_batch_stores import HOUR_S, LIFETIME_S
+from .test_batch_stores import HOUR_S, LIFETIME_S, add_file
 
 
 def test_sweep_leaves_what_is_being_uploaded(tmp_path: Path) -> None:
@@ -21,6 +24,51 @@ def test_sweep_leaves_what_is_being_uploaded(tmp_path: Path) -> None:
     assert not begun.path.exists()
     begun.discard()
     store.close()
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """New files are for others to read, unless who makes them says otherwise."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def rights_in(folder: Path) -> dict[str, int]:
+    """The rights of all that is in a folder."""
+    paths = sorted(folder.rglob("*"))
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_what_is_in_a_folder_that_was_there_is_for_its_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "batches"
+    folder.mkdir(mode=0o755)
+    store = SqliteBatchStore(folder)
+    add_file(store)
+    begun = store.new_content()
+    assert rights_in(folder) == {
+        **dict.fromkeys(["batches.sqlite", "batches.sqlite-wal", "batches.sqlite-shm"], 0o600),
+        **{"files": 0o700, "file-1": 0o600, begun.path.name: 0o600},
+    }
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    begun.discard()
+    store.close()
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_database_of_an_earlier_build_is_for_its_user_alone_once_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "files").mkdir(mode=0o755)
+    with sqlite3.connect(tmp_path / "batches.sqlite") as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE anything (x)")
+    assert 0o600 not in rights_in(tmp_path).values()
+    store = SqliteBatchStore(tmp_path)
+    assert set(rights_in(tmp_path).values()) == {0o600, 0o700}
+    store.close()
+    database.close()
 
 
 def test_folder_with_another_database_is_refused(tmp_path: Path) -> None:

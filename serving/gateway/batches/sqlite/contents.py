@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
+from serving.gateway.batches.sqlite.private import make_private_folder, open_new
 from serving.gateway.batches.store import MissingFileError
 
 # Content without a record is older than this when it is deleted: no upload takes as long.
@@ -22,7 +23,7 @@ class FileContent:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"new-{uuid.uuid4().hex}"
-        self._file = self.path.open("xb")
+        self._file = open_new(self.path)
         self.num_bytes = 0
         self._is_kept = False
 
@@ -54,8 +55,8 @@ class ContentFolder:
     """A folder of contents, one file each by the id of the file that has it."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder, if there is none, for its user alone."""
-        path.mkdir(exist_ok=True, mode=0o700)
+        """Makes the folder, if there is none; it is for its user alone."""
+        make_private_folder(path)
         self._path = path
 
     def begin(self) -> FileContent:

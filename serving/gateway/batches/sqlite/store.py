@@ -31,6 +31,7 @@ from serving.gateway.batches.sqlite.expiry import (
     forget_gone,
     note_gone,
 )
+from serving.gateway.batches.sqlite.private import make_private_database
 from serving.gateway.batches.store import (
     FileInUseError,
     LeaseLostError,
@@ -79,6 +80,8 @@ class SqliteBatchStore:
     def __init__(self, folder: Path) -> None:
         """Opens the folder, and makes it if there is none.
 
+        A folder that is there keeps its rights; what is put into it is for its user alone.
+
         Raises:
             OSError: it cannot be written to.
             sqlite3.Error: its database is not one of ours.
@@ -86,8 +89,10 @@ class SqliteBatchStore:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._contents = ContentFolder(folder / "files")
         self._lock = threading.Lock()
+        path = folder / "batches.sqlite"
+        make_private_database(path)
         self._database = sqlite3.connect(
-            folder / "batches.sqlite", _BUSY_S, isolation_level=None, check_same_thread=False
+            path, _BUSY_S, isolation_level=None, check_same_thread=False
         )
         self._database.execute("PRAGMA journal_mode = WAL")
         # What a power failure takes is the last transactions, whole: their lines are asked again.
