@@ -57,7 +57,7 @@ class BatchStep(StrEnum):
     NOTHING = "nothing"
 
 
-# A reading ends with its lease if whatever it raises was not foreseen, or kills its gateway.
+# Owners that may try to read the lines of a batch: what they raise may be unforeseen, or end them.
 MAX_READINGS = 8
 NO_LINES: Mapping[str, int] = MappingProxyType({})
 

@@ -17,12 +17,13 @@ Blocking = Callable[..., Awaitable[Any]]
 _BRIEF_PER_BATCH = 2
 # A claim and a release; a sweep and a look at what is due.
 _BESIDE_BATCHES = 2
+# A long one may be an upload to a bucket, which holds 32 MiB.
 _CLIENTS_BRIEF, _CLIENTS_BULK = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCalls:
-    """Where calls of a store run: `brief` ones, and `bulk` ones that move contents of files."""
+    """Where calls of a store run: `brief` ones, and `bulk` ones that read or write contents."""
 
     brief: Blocking
     bulk: Blocking
