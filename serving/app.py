@@ -273,7 +273,9 @@ def _engine_replicas(deployment: DeploymentConfig) -> dict[str, Any]:
     scaling = {
         "min_replicas": deployment.min_replicas,
         "max_replicas": deployment.max_replicas,
-        "initial_replicas": deployment.replicas,
+        # Serve 2.60 goes back to a number of these whenever anything of the deployment changes, and
+        # ends what is more before it asks the policy. Without one it keeps its target.
+        "initial_replicas": None,
         "upscale_delay_s": 0.0,
         "downscale_delay_s": 0.0,
         "downscale_to_zero_delay_s": 0.0,

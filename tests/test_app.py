@@ -4,7 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ray.serve._private.autoscaling_state import AutoscalingStateManager
 from ray.serve._private.build_app import build_app
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.config import DeploymentConfig, ReplicaConfig
+from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.config import AutoscalingConfig
 from ray.serve.exceptions import RayServeException
 
@@ -65,14 +69,14 @@ def test_gateways_of_auto_are_as_many_as_the_most_engines_need(
 
 def test_bounded_deployment_scales_by_the_policy_alone_and_others_are_heard() -> None:
     found = scaling_of(
-        {"compute_class": "reserved", "min_replicas": 1, "max_replicas": 4, "replicas": 2},
+        {"compute_class": "reserved", "min_replicas": 1, "max_replicas": 4, "replicas": 1},
         {"compute_class": "spot", "min_replicas": 0, "max_replicas": 9},
         {"compute_class": "on-demand", "replicas": 1},
         gateway={"replicas": 2},
     )
     scaling = {name: config for name, (_, config) in found.items()}
-    assert bounds(scaling["engine-m-reserved"]) == (1, 2, 4)
-    assert bounds(scaling["engine-m-spot"]) == (0, 0, 9)
+    assert bounds(scaling["engine-m-reserved"]) == (1, None, 4)
+    assert bounds(scaling["engine-m-spot"]) == (0, None, 9)
     assert scaling["engine-m-on-demand"] is None
     assert bounds(scaling["gateway"]) == (2, 2, 2)
     assert bounds(scaling["directory"]) == (1, 1, 1)
@@ -82,6 +86,46 @@ def test_bounded_deployment_scales_by_the_policy_alone_and_others_are_heard() ->
         assert (each.upscale_delay_s, each.downscale_delay_s) == (0.0, 0.0)
         assert each.downscale_to_zero_delay_s == 0.0
         assert (each.get_upscaling_factor(), each.get_downscaling_factor()) == (1.0, 1.0)
+
+
+def spot_info(most: int = 100, **sections: Any) -> DeploymentInfo:
+    """What Serve keeps of a deployment that scales."""
+    deployment = {"compute_class": "spot", "min_replicas": 0, "max_replicas": most}
+    model = {"name": "m", "source": "models/slicewise-demo", "engine": "paced"}
+    application = build({"models": [model | {"deployments": [deployment]}], **sections})
+    built = build_app(application, name="slicewise", default_runtime_env={})
+    (given,) = [each._deployment_config for each in built.deployments if "spot" in each.name]
+    config = DeploymentConfig.model_construct(
+        **{name: getattr(given, name) for name in DeploymentConfig.model_fields}
+    )
+    return DeploymentInfo(
+        deployment_config=config,
+        replica_config=ReplicaConfig.create(lambda: None),
+        start_time_ms=0,
+        deployer_job_id="job",
+        actor_name="actor",
+        version=given.version,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "most"),
+    [
+        (spot_info(rollout={"drain_s": 240.0}), 100),
+        (spot_info(rollout={"step_ratio": 0.5}), 100),
+        (spot_info(health={"check_period_s": 2.0}), 100),
+        (spot_info(120), 100),
+        (spot_info(60), 60),
+    ],
+)
+def test_changed_configuration_keeps_the_replicas_that_the_policy_wanted(
+    changed: DeploymentInfo, most: int
+) -> None:
+    """By Serve's own state: it ends what is more than its target before it asks the policy."""
+    serve_state = AutoscalingStateManager()
+    deployment = DeploymentID("engine-m-spot", "slicewise")
+    assert serve_state.register_deployment(deployment, spot_info(), 0) == 0
+    assert serve_state.register_deployment(deployment, changed, 100) == most
 
 
 @pytest.mark.parametrize(
@@ -96,7 +140,8 @@ def test_bounded_deployment_scales_by_the_policy_alone_and_others_are_heard() ->
         ),
         (
             {"min_replicas": 1, "max_replicas": 2, "replicas": 3},
-            "replicas: outside its own bounds (value 3); allowed: 1 to 2",
+            "replicas: a deployment that scales starts with the fewest, and goes on as it is "
+            "(value 3); allowed: left out, or models[0].deployments[0].min_replicas, 1",
         ),
         (
             {"replicas": 0},

@@ -110,8 +110,8 @@ class DeploymentConfig(_Section):
     replicas: Annotated[
         int, Field(ge=0, le=4096, json_schema_extra={"default": "1 or min_replicas"})
     ] = 1
-    """Replicas, each with one engine or with as many as share its slice (`num_engines`); of a
-    deployment that scales, those it starts with. At least 1 of one that does not."""
+    """Replicas, each with one engine or with as many as share its slice (`num_engines`), at least
+    1. A deployment that scales starts with `min_replicas`, and this is left out."""
     min_replicas: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Fewest replicas. With `max_replicas` the deployment scales: the application's
     `autoscaling_policy` sets their number."""

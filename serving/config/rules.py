@@ -169,9 +169,10 @@ def scaling_problems(path: str, model: Raw) -> Iterator[Problem]:
         if least > most:
             allowed = f"allowed: at most {at}.max_replicas, {most:g}"
             yield Problem(f"{at}.min_replicas", "more than the most", allowed, f"{least:g}")
-        elif replicas is not None and not least <= replicas <= most:
-            allowed = f"allowed: {least:g} to {most:g}, min_replicas to max_replicas"
-            yield Problem(f"{at}.replicas", "outside its own bounds", allowed, f"{replicas:g}")
+        elif replicas is not None and replicas != least:
+            complaint = "a deployment that scales starts with the fewest, and goes on as it is"
+            allowed = f"allowed: left out, or {at}.min_replicas, {least:g}"
+            yield Problem(f"{at}.replicas", complaint, allowed, f"{replicas:g}")
 
 
 def gateway_problems(gateway: Raw) -> Iterator[Problem]:

@@ -77,7 +77,7 @@ def test_gateways_are_not_ready_before_the_first_engine(facts: ReadinessFacts, r
 def test_required_engines_are_those_that_no_policy_may_take_away() -> None:
     fixed = model({"compute_class": "reserved", "replicas": 2})
     scaled = model(
-        {"compute_class": "spot", "replicas": 3, "min_replicas": 1, "max_replicas": 4},
+        {"compute_class": "spot", "min_replicas": 1, "max_replicas": 4},
         {"compute_class": "flex-start", "min_replicas": 0, "max_replicas": 4},
     )
     assert required_engines([fixed, scaled]) == 3
