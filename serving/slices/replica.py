@@ -42,10 +42,13 @@ class SliceReplica:
         self._current = self._begin_session()
         # Sessions that end while the next one already looks for a slice.
         self._stopping: set[asyncio.Task[None]] = set()
+        self._early_end: SessionEnd | None = None
+        self._starting = asyncio.create_task(self._current.start(), name="start")
         try:
-            await self._current.start()
+            await self._starting
         except BaseException as error:
-            await self._current.stop(_boot_failed(error))
+            self._starting.cancel()
+            await self._current.stop(self._early_end or _boot_failed(error))
             raise
         self._running = asyncio.create_task(self._run(), name="run")
 
@@ -59,8 +62,13 @@ class SliceReplica:
         return await self._current.status()
 
     async def __del__(self) -> None:
-        """Leaves the engine to another replica, or drains and ends it with its slice."""
-        if hasattr(self, "_running"):
+        """Leaves the engine to another replica, or drains and ends it with its slice.
+
+        Serve ends those that have not started first, and calls this while `__init__` still waits.
+        """
+        if not hasattr(self, "_running"):
+            await self._end_early()
+        else:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
             if await self._current.hand_on(is_shutdown=await _is_application_ending()):
@@ -73,6 +81,15 @@ class SliceReplica:
                 stay_s=self._spec.stay_s,
             )
             await asyncio.gather(self._current.stop(end), *self._stopping)
+
+    async def _end_early(self) -> None:
+        """Ends a start that is under way: the directory hears that it waits for nothing now."""
+        if not hasattr(self, "_starting"):
+            return
+        self._early_end = SessionEnd(EndCause.RELEASED, "the replica leaves before it served", 0.0)
+        self._starting.cancel()
+        await asyncio.gather(self._starting, return_exceptions=True)
+        await self._current.stop(self._early_end)
 
     async def _run(self) -> None:
         """Runs one session after the other, until an engine dies or will not start."""

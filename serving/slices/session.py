@@ -57,9 +57,9 @@ _RETRY_S = 2.0
 _CHIPS_FREE_S = 60.0
 # For the directory's answer.
 _ASK_S = 5.0
-# How long an engine is kept for a replica that is to give its own slice up for it. If none comes,
-# the engine ends, as it would have at once.
-_EXCHANGE_S = 60.0
+# How long an engine is kept that is handed on to a replica which is there: it waits for an engine,
+# or gives its own slice up for it. If none comes, the engine ends, as it would have at once.
+_HANDED_ON_S = 60.0
 _STAGE_WORDS = {
     LoadStage.WEIGHTS: "the engine gets its weights",
     LoadStage.COMPILING: "the engine has its weights: it compiles and warms up",
@@ -219,9 +219,9 @@ class SliceSession:
         found = await self._reporter.hand_on(is_shutdown=is_shutdown)
         if found is HandOn.ENDS:
             return False
-        within_s = self._spec.handover_s if is_shutdown else self._spec.lease_s
-        if found is HandOn.EXCHANGED:
-            within_s = min(within_s, _EXCHANGE_S)
+        within_s = self._spec.handover_s
+        if not is_shutdown:
+            within_s = min(self._spec.lease_s, _HANDED_ON_S)
         await self._engines.leave(within_s)
         if self._pushing is not None:
             self._pushing.cancel()
