@@ -7,22 +7,19 @@ has passed, longer after each episode of failures. Deterministic: time comes in.
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autoscaling.policy.classes.backoff import Backoff
 from autoscaling.policy.classes.expected_slices import ExpectedSlices
 from autoscaling.policy.classes.known_ends import KnownEnds, leaves_in
+from autoscaling.policy.classes.slice_times import SliceTimes
 from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
 from autoscaling.records import SliceLoss, SliceView
 from serving.domain.compute_class import ComputeClass
-from serving.domain.slice_lifecycle import HELD_STATES, WAITING, EndCause, SliceState
+from serving.domain.slice_lifecycle import WAITING, EndCause, SliceState
 
-_SAMPLES_KEPT = 40
-# With fewer samples than this, what the operator configured counts.
-_SAMPLES_NEEDED = 4
 # How much later than usual an order may be where no patience is given.
 _LATE_FACTOR = 1.5
 # What a prior rate of losses weighs, in slice-hours of experience.
@@ -32,45 +29,12 @@ _PRIOR_OUTAGE_HOURS = 12.0
 
 
 @dataclass(slots=True)
-class _Observed:
-    """The slice as it was last observed."""
-
-    state: SliceState
-    since_s: float
-    requested_at_s: float
-
-
-class _Durations:
-    """The last times that something took; what is typical is asked far more often than told."""
-
-    def __init__(self, took_s: Iterable[float] = ()) -> None:
-        self.kept_s = deque(took_s, maxlen=_SAMPLES_KEPT)
-        self._typical_s = self._ninth_of_ten()
-
-    def add(self, took_s: float) -> None:
-        self.kept_s.append(took_s)
-        self._typical_s = self._ninth_of_ten()
-
-    def typical_s(self, prior_s: float) -> float:
-        """The time that nine of ten do not exceed; the prior one with too few."""
-        return prior_s if self._typical_s is None else self._typical_s
-
-    def _ninth_of_ten(self) -> float | None:
-        if len(self.kept_s) < _SAMPLES_NEEDED:
-            return None
-        ordered = sorted(self.kept_s)
-        return ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
-
-
-@dataclass(slots=True)
 class ClassHistory:
     """The memory of one class. Call `observe` before asking it anything about now."""
 
     terms: ComputeClass
     rules: Rules
-    _provisioning: _Durations = field(default_factory=_Durations)
-    _loads: _Durations = field(default_factory=_Durations)
-    _observed: dict[str, _Observed] = field(default_factory=dict)
+    _times: SliceTimes = field(default_factory=SliceTimes)
     _held_hours: float = 0.0
     _had_hours: float = 0.0
     _num_losses: int = 0
@@ -92,8 +56,7 @@ class ClassHistory:
         history = cls(
             terms,
             rules,
-            _Durations(record.provisioning_s),
-            _Durations(record.load_s),
+            SliceTimes(record.provisioning_s, record.load_s),
             _held_hours=record.held_hours,
             _had_hours=record.had_hours,
             _num_losses=record.num_losses,
@@ -105,9 +68,8 @@ class ClassHistory:
     def to_record(self) -> ClassRecord:
         """Returns what was learned. What is seen at every look is not part of it."""
         return ClassRecord(
-            # Clocks of two hosts may differ by more than a slice took.
-            provisioning_s=tuple(max(0.0, each) for each in self._provisioning.kept_s),
-            load_s=tuple(max(0.0, each) for each in self._loads.kept_s),
+            provisioning_s=self._times.took_to_come_s,
+            load_s=self._times.took_to_load_s,
             held_hours=self._held_hours,
             had_hours=self._had_hours,
             num_losses=self._num_losses,
@@ -122,15 +84,14 @@ class ClassHistory:
 
         Only what was taken away is the class's doing; an engine that fails does so anywhere.
         """
-        held_before = sum(
-            1 for observed in self._observed.values() if observed.state in HELD_STATES
-        )
+        held_before = self._times.num_held
         if self._observed_at_s is not None:
-            elapsed_h = (now_s - self._observed_at_s) / 3600
+            elapsed_h = max(0.0, now_s - self._observed_at_s) / 3600
             self._held_hours += held_before * elapsed_h
             self._had_hours += elapsed_h if held_before else 0.0
         self._observed_at_s = now_s
-        delivered = self._learn_times(slices)
+        was_out_of_stock = self._backoff.is_out_of_stock
+        delivered = self._times.observe(slices, self._room_since_s)
         self._ends.observe(now_s, slices, self.lead_s)
         num_taken = sum(1 for each in losses if each.cause == EndCause.PREEMPTED)
         self._num_losses += num_taken
@@ -148,6 +109,8 @@ class ClassHistory:
         self._backoff.observe(
             now_s, failure, has_delivered=delivered, oldest_order_at_s=oldest_at_s
         )
+        if was_out_of_stock or self._backoff.is_out_of_stock:
+            self._times.distrust_orders()
 
     def allow(self, now_s: float, most: int | None, *, is_full: bool) -> None:
         """Takes what other models leave of the class: `most` slices, `None`: nobody shares it.
@@ -168,12 +131,12 @@ class ClassHistory:
     @property
     def provisioning_s(self) -> float:
         """The time from order to existence that nine of ten slices do not exceed."""
-        return self._provisioning.typical_s(self.terms.provisioning_s)
+        return self._times.provisioning_s(self.terms.provisioning_s)
 
     @property
     def load_s(self) -> float:
         """The time until an engine is ready on a slice that nine of ten engines do not exceed."""
-        return self._loads.typical_s(self.terms.load_s)
+        return self._times.load_s(self.terms.load_s)
 
     @property
     def lead_s(self) -> float:
@@ -252,34 +215,6 @@ class ClassHistory:
     def eta_s(self, each: SliceView) -> float:
         """The instant at which a slice on its way is expected to be ready."""
         return _eta_s(each, self.lead_s, self.load_s)
-
-    def _learn_times(self, slices: Sequence[SliceView]) -> bool:
-        """Records how long slices took; returns whether one has come, or its machines have."""
-        delivered = any(each.coming_since_s is not None for each in slices)
-        observed: dict[str, _Observed] = {}
-        for each in slices:
-            before = self._observed.get(each.slice_id)
-            observed[each.slice_id] = _Observed(each.state, each.since_s, each.requested_at_s)
-            was_waiting = before is not None and before.state in WAITING
-            if was_waiting and each.state in HELD_STATES and not each.is_adopted:
-                delivered = True
-                # How long a stock-out lasts does not show how long a slice usually takes, nor does
-                # how long other models keep theirs.
-                if (
-                    not self._backoff.is_out_of_stock
-                    and each.state != SliceState.DRAINING
-                    and each.requested_at_s >= self._room_since_s
-                ):
-                    self._provisioning.add(each.since_s - each.requested_at_s)
-            if (
-                before is not None
-                and before.state in (SliceState.RESERVED, SliceState.PROBING, SliceState.LOADING)
-                and each.state == SliceState.READY
-                and not each.is_adopted
-            ):
-                self._loads.add(each.since_s - before.since_s)
-        self._observed = observed
-        return delivered
 
 
 def _oldest_order_at_s(slices: Sequence[SliceView]) -> float | None:

@@ -217,6 +217,56 @@ def test_engine_that_is_taken_over_shows_nothing_of_how_long_the_class_takes() -
     assert (history.provisioning_s, history.load_s) == (SPOT.provisioning_s, SPOT.load_s)
 
 
+def deliver(
+    history: ClassHistory, name: str, asked_s: float, came_s: float, boots_s: float
+) -> None:
+    """An order, whose machines are there and boot before its slice loads for a minute."""
+    steps = [view(name, SliceState.PROVISIONING, asked_s, asked_s)] * 2
+    steps.append(replace(steps[0], coming_since_s=came_s - boots_s))
+    steps.append(view(name, SliceState.LOADING, came_s, asked_s))
+    steps.append(view(name, SliceState.READY, came_s + 60, asked_s))
+    instants_s = [asked_s, came_s - boots_s - 1, came_s - boots_s, came_s, came_s + 60]
+    for instant_s, step in zip(instants_s, steps, strict=True):
+        history.observe(instant_s, [step], [])
+
+
+@pytest.mark.parametrize("boots_s", [40.0, 120.0])
+def test_length_of_a_stock_out_is_not_learned_though_machines_boot_before_slices_are_held(
+    boots_s: float,
+) -> None:
+    history = ClassHistory(SPOT, RULES)
+    for number in range(6):
+        asked_s = 20_000.0 * number
+        deliver(history, f"dry-{number}", asked_s, asked_s + 3 * 3600, boots_s)
+        assert history.provisioning_s == SPOT.provisioning_s
+    for number in range(4):
+        asked_s = 200_000.0 + 1000.0 * number
+        deliver(history, f"s-{number}", asked_s, asked_s + boots_s + 30, boots_s)
+    assert history.provisioning_s == boots_s + 30, "orders made after it teach as ever"
+
+
+def test_order_of_a_stock_out_teaches_nothing_after_a_restart_either() -> None:
+    history = ClassHistory(SPOT, RULES)
+    orders = [view(f"s-{number}", SliceState.PROVISIONING, 0) for number in range(6)]
+    history.observe(0.0, orders, [])
+    history.observe(10_000.0, orders, [])
+    history = ClassHistory.from_record(SPOT, RULES, history.to_record())
+    history.observe(10_010.0, [replace(each, coming_since_s=10_000.0) for each in orders], [])
+    came = [view(each.slice_id, SliceState.LOADING, 10_050) for each in orders]
+    history.observe(10_050.0, came, [])
+    assert history.provisioning_s == SPOT.provisioning_s
+
+
+def test_slice_that_was_not_seen_while_it_loaded_shows_nothing_of_how_long_one_takes() -> None:
+    history = ClassHistory(SPOT, RULES)
+    for number in range(6):
+        asked_s, name = 1000.0 * number, f"s-{number}"
+        history.observe(asked_s, [view(name, SliceState.PROVISIONING, asked_s, asked_s)], [])
+        ready = view(name, SliceState.READY, asked_s + 40 + 45, asked_s)
+        history.observe(asked_s + 240, [ready], [])
+    assert (history.provisioning_s, history.load_s) == (SPOT.provisioning_s, SPOT.load_s)
+
+
 def test_prior_rate_of_losses_gives_way_to_experience() -> None:
     history = ClassHistory(replace(SPOT, losses_per_hour=1.0), RULES)
     held = [view("a", SliceState.READY, 0)]
