@@ -275,6 +275,8 @@ class ModelScaler:
         except ReportMissingError as error:
             unknown.append(str(error))
             known_s = self._slices_known_s
+            if known_s is not None:  # the clock may have been set back since
+                known_s = self._slices_known_s = min(known_s, serve_state.now_s)
             if (
                 known_s is None
                 or serve_state.now_s - known_s > _SLICES_KNOWN_FOR_S

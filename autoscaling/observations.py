@@ -116,9 +116,10 @@ class GatewayWatch:
             elif before is None:
                 heard[name] = report.at_s, min(report.at_s, now_s)
             else:
-                heard[name] = before if report.at_s <= before[0] else (report.at_s, now_s)
-        self._heard = heard
-        return {name: heard_s for name, (_, heard_s) in heard.items()}
+                heard[name] = before if report.at_s == before[0] else (report.at_s, now_s)
+        # Our own clock may have been set back, and a gateway's: its reports then seem older.
+        self._heard = {name: (at_s, min(seen_s, now_s)) for name, (at_s, seen_s) in heard.items()}
+        return {name: seen_s for name, (_, seen_s) in self._heard.items()}
 
 
 def load_of(

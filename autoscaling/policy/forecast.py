@@ -200,7 +200,8 @@ class Forecaster:
     def observe(
         self, now_s: float, requests_per_s: float, input_tokens: float, output_tokens: float
     ) -> None:
-        """Adds a measurement, tokens by the request; times do not run backwards."""
+        """Adds a measurement, tokens by the request; one older than the last counts as that old."""
+        now_s = max(now_s, self._times[-1]) if self._times else now_s
         if self._open_since_s is None:
             self._open_since_s = now_s
         self._open.append(_Bucket(now_s, requests_per_s, input_tokens, output_tokens))

@@ -21,7 +21,8 @@ The steps, each a pure function or a small memory of its own:
 9. `targets`        additions at once; a slice goes only when what replaces it is ready
 
 No clock, no chance, no I/O: production and the simulator call the same object with the same kind of
-observation. A missing or stale load holds the last plan.
+observation. A missing or stale load holds the last plan. Times are those of `steady_time`, which
+never run back.
 """
 
 import math
@@ -49,6 +50,7 @@ from autoscaling.policy.quotas.records import (
     chips_of,
 )
 from autoscaling.policy.rules import Rules
+from autoscaling.policy.steady_time import SteadyTime
 from autoscaling.policy.targets import PlanInputs, plan_targets, without_falls
 from autoscaling.records import Fleet, Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
@@ -113,6 +115,7 @@ class SlicewisePolicy:
         self._failures = EngineFailures()
         self._surplus_since_s: dict[str, float] = {}
         self._question: _Question | None = None
+        self._time = SteadyTime()
 
     @property
     def learned(self) -> LearnedCapacity:
@@ -129,6 +132,7 @@ class SlicewisePolicy:
 
         Returns `None` where the last plan stands, whatever the share.
         """
+        observation = self._time.observed(observation)
         now_s, load, fleet = observation.now_s, observation.load, observation.fleet
         if not fleet.late:  # else nobody knows whether what waited still waits
             for name, history in self._classes.items():
@@ -165,7 +169,7 @@ class SlicewisePolicy:
         for name, history in self._classes.items():
             history.allow(now_s, share.most.get(name), is_full=name in share.full)
         if needed is None:
-            return self._hold(observation)
+            return self._time.told(self._hold(observation))
         reliable, options = self._options(now_s, fleet, share)
         cover = _Cover(needed.whole, floor, needed.mean)
         rule = floor_within(self._rules.floor_price_ratio, cover.need, floor, reliable)
@@ -219,7 +223,8 @@ class SlicewisePolicy:
             plan = without_falls(plan, fleet)
         load = needed.load
         late = (*load.late, *load.left_out, *filter(None, (fleet.late,)))
-        return replace(plan, alerts=(*late, *map(str, self.learned.slow)))
+        plan = replace(plan, alerts=(*late, *map(str, self.learned.slow)))
+        return self._time.told(plan)
 
     def _shape_words(self) -> Iterator[str]:
         """What slices of other shapes count as."""
@@ -231,7 +236,7 @@ class SlicewisePolicy:
 
     def to_record(self, now_s: float) -> PolicyRecord:
         """Returns what a policy after this one is to know: the season, and its classes."""
-        return PolicyRecord(
+        record = PolicyRecord(
             version=VERSION,
             written_at_s=now_s,
             slice_shape=slice_shape_of(self._profiles),
@@ -240,6 +245,7 @@ class SlicewisePolicy:
             reserve_share=self._need.reserve.share,
             classes={name: each.to_record() for name, each in self._classes.items()},
         )
+        return self._time.recorded(record)
 
     def _hold(self, observation: Observation) -> Plan:
         load = observation.load

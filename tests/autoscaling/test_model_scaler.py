@@ -262,6 +262,16 @@ def test_slices_that_nobody_has_seen_for_minutes_hold_the_targets_both_ways() ->
     assert plan.alerts == ("the directory tells no slices",)
 
 
+def test_slices_are_not_planned_with_for_longer_after_the_clock_was_set_back() -> None:
+    stage = Stage()
+    have = stage.step(25.0).targets
+    stage.now_s -= 3600.0
+    for _ in range(32):
+        plan = stage.step(25.0, deployments=deployed(have), **SILENT)
+    plan = stage.step(90.0, deployments=deployed(have), **SILENT)
+    assert (plan.targets, plan.demand_slices) == (have, None)
+
+
 @pytest.mark.parametrize("changes", [{"shares_chips": True}, {}])
 def test_slices_that_were_never_known_or_share_chips_hold_the_targets(
     changes: dict[str, Any],

@@ -166,6 +166,23 @@ def test_gateway_is_heard_of_by_the_clock_of_who_decides() -> None:
     assert watch.look(115.0, {"b": None}) == {"b": 115.0}, "it was gone, and is new"
 
 
+def test_gateway_is_heard_of_whichever_clock_is_set_back() -> None:
+    watch = GatewayWatch("m")
+    assert watch.look(4000.0, {"a": gateway(4000.0), "b": gateway(4000.0)}) == {
+        "a": 4000.0,
+        "b": 4000.0,
+    }
+    # Both clocks go back by an hour, and `a` reports on.
+    assert watch.look(405.0, {"a": gateway(404.0), "b": gateway(4000.0)}) == {
+        "a": 405.0,
+        "b": 405.0,
+    }
+    assert watch.look(500.0, {"a": gateway(499.0), "b": gateway(4000.0)}) == {
+        "a": 500.0,
+        "b": 405.0,
+    }, "silent since then, and not for an hour less"
+
+
 # -- slices --
 
 

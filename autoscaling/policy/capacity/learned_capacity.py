@@ -57,12 +57,12 @@ class ClassCapacity:
     @property
     def confidence(self) -> float:
         """How much it counts, 0 to 1."""
-        return min(1.0, self.num_observations / _OBSERVATIONS_NEEDED)
+        return min(max(0.0, self.num_observations / _OBSERVATIONS_NEEDED), 1.0)
 
     @property
     def believed(self) -> float:
         """The factor to plan with: between the law's own, which is 1, and what was observed."""
-        return 1 + self.confidence * (self.factor - 1)
+        return bounded(1 + self.confidence * (self.factor - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _kept_room(before: ClassCapacity | None, learned: ClassCapacity) -> ClassCap
 def _learned(
     before: ClassCapacity | None, median: float, num_slices: int, elapsed_s: float
 ) -> ClassCapacity:
-    elapsed_s = min(elapsed_s, WINDOW_S)
+    elapsed_s = min(max(0.0, elapsed_s), WINDOW_S)
     num_new = num_slices * elapsed_s / WINDOW_S
     if before is None:
         return ClassCapacity(median, num_new)

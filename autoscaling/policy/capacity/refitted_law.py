@@ -54,7 +54,7 @@ class LawFit:
         self, elapsed_s: float, rates: Iterable[EngineRate], profile: CapacityProfile
     ) -> "LawFit":
         """The sums with one look more, `elapsed_s` after the one before."""
-        elapsed_s = min(elapsed_s, WINDOW_S)
+        elapsed_s = min(max(0.0, elapsed_s), WINDOW_S)
         kept, new = math.exp(-elapsed_s / _MEMORY_S), elapsed_s / WINDOW_S
         points = _alike([at for rate in rates if (at := _point(rate, profile)) is not None])
         return LawFit(

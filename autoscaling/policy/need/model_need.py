@@ -164,7 +164,7 @@ class ModelNeed:
     def _learn(self, now_s: float, load: ModelLoad) -> None:
         if load.has_work:
             self._busy_at_s = now_s
-        elapsed_s = 0.0 if self._learned_at_s is None else now_s - self._learned_at_s
+        elapsed_s = 0.0 if self._learned_at_s is None else max(0.0, now_s - self._learned_at_s)
         self._learned_at_s = now_s
         self.learned = self.learned.seen(elapsed_s, load, self._profiles, self._rules)
         if load.late and load.requests_per_s <= self.forecaster.rate:

@@ -13,7 +13,12 @@ from autoscaling.policy.capacity.learned_capacity import (
     learned_of_record,
     nothing_learned,
 )
-from autoscaling.policy.capacity.shown_capacity import LEAST_FACTOR, carried_factor, paced_factor
+from autoscaling.policy.capacity.shown_capacity import (
+    LEAST_FACTOR,
+    MOST_FACTOR,
+    carried_factor,
+    paced_factor,
+)
 from autoscaling.policy.memory import (
     FitRecord,
     LearnedRecord,
@@ -417,3 +422,18 @@ def test_profile_with_twice_the_work_is_corrected_by_loads_that_differ() -> None
     alone = paced_factor(engines[1], said, RULES)
     assert alone is not None
     assert alone < 1.7
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(-4000, 100), st.floats(0.2, 3)), min_size=1, max_size=30))
+def test_what_is_believed_is_bounded_whatever_the_time_between_looks(
+    looks: list[tuple[float, float]],
+) -> None:
+    learned = nothing_learned(SHAPE)
+    for elapsed_s, share in looks:
+        learned = learned.seen(elapsed_s, load(at_work(share), **FULL), SHAPE, RULES)
+        known = learned.classes["spot"]
+        assert 0 <= known.confidence <= 1
+        assert LEAST_FACTOR <= known.believed <= MOST_FACTOR
+        assert learned.fits["spot"].is_possible
+        learned.to_record()
