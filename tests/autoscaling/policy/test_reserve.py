@@ -12,6 +12,7 @@ from autoscaling.policy.memory import decode_memory, encode_memory, slice_shape_
 from autoscaling.policy.need.reserve import LEAST_SHARE, Reserve
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.profiles import Profiles
+from autoscaling.policy.rules import Rules
 from autoscaling.records import ModelLoad
 
 ALLOWED = 0.002
@@ -58,6 +59,46 @@ def test_silence_counts_as_one_look() -> None:
     reserve.look(0.0, judged(1000, 0))
     reserve.look(86_400.0, judged(1000, 0))
     assert reserve.share > 0.99
+
+
+def test_all_is_kept_where_nothing_may_miss_whatever_was_learned_before() -> None:
+    assert Reserve(0.0, LEAST_SHARE).share == 1.0
+    assert told(Reserve(0.0, LEAST_SHARE), judged(1000, 0), 86_400) == 1.0
+
+
+def test_reserve_comes_back_within_minutes_where_requests_come_and_nobody_judges_them() -> None:
+    reserve = Reserve(ALLOWED, LEAST_SHARE)
+    assert told(reserve, load(40.0), 600) == LEAST_SHARE, "one in ten minutes may be unjudged"
+    assert told(reserve, load(40.0), 600, from_s=600) == 1.0
+
+
+def test_reserve_stays_as_learned_where_few_come_or_none() -> None:
+    quiet = Reserve(ALLOWED, LEAST_SHARE)
+    assert told(quiet, load(0.0), 86_400) == LEAST_SHARE
+    rare = Reserve(ALLOWED, LEAST_SHARE)
+    for at in range(100):  # one judged in eight minutes, and others whose judgement is to come
+        told(rare, load(0.03), 470, from_s=480.0 * at)
+        told(rare, judged(1, 0), 0, from_s=480.0 * (at + 1))
+    assert rare.share == LEAST_SHARE
+
+
+@pytest.mark.parametrize(
+    ("rules", "judges"),
+    [(replace(SPREAD, late_ratio=0.0), MET), (SPREAD, {})],
+    ids=["nothing may miss", "nobody judges"],
+)
+def test_policy_that_has_no_judgement_any_more_buys_the_whole_reserve_again(
+    rules: Rules, judges: dict[str, int]
+) -> None:
+    world = World.of(ON_DEMAND, rules=SPREAD)
+    world.run(36, 4 * 3600, **MET)
+    few = world.targets["on-demand"]
+    memory = world.policy.to_record(world.now_s)
+    world.policy = SlicewisePolicy(PROFILE, [ON_DEMAND], rules, memory)
+    world.run(36, 1800, **judges)
+    without_memory = World.of(ON_DEMAND, rules=replace(SPREAD, late_ratio=0.0))
+    assert world.targets == without_memory.run(36, 1800).targets
+    assert world.targets["on-demand"] > few
 
 
 @settings(max_examples=60, deadline=None)
