@@ -65,7 +65,8 @@ class RulesConfig(_Section):
     min_slices: _Count = _rule("min_slices")
     """Slices of all classes together, at least."""
     max_slices: _Count = _rule("max_slices")
-    """The same, at most."""
+    """The same, at most, with orders that wait and while classes are exchanged. Leave room for
+    those beside the most that is needed."""
     idle_s: _NotNegative = _rule("idle_s")
     """Without a request for so long, a model goes to zero slices."""
     floor_ratio: _Share = _rule("floor_ratio")

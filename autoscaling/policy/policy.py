@@ -26,11 +26,10 @@ never run back.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
 
 from autoscaling.policy.capacity.learned_capacity import LearnedCapacity
 from autoscaling.policy.classes.class_history import ClassHistory
@@ -39,7 +38,8 @@ from autoscaling.policy.memory import VERSION, PolicyRecord, slice_shape_of
 from autoscaling.policy.mix.bridges import bridged
 from autoscaling.policy.mix.floors import floor_within
 from autoscaling.policy.mix.horizons import AskedAhead, Horizon, ahead_words, asked_ahead
-from autoscaling.policy.mix.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.mix.mixes import MixCover, ModelMixes
+from autoscaling.policy.mix.portfolio import ClassOption, Portfolio
 from autoscaling.policy.mix.stopgaps import stopgaps
 from autoscaling.policy.need.model_need import ModelNeed, Needed
 from autoscaling.policy.profiles import Profiles
@@ -52,12 +52,10 @@ from autoscaling.policy.quotas.records import (
 from autoscaling.policy.rules import Rules
 from autoscaling.policy.steady_time import SteadyTime
 from autoscaling.policy.targets import PlanInputs, plan_targets, without_falls
-from autoscaling.records import Fleet, Observation, Plan
+from autoscaling.records import Observation, Plan
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
-from serving.domain.slice_lifecycle import WAITING, SliceState
-
-_MIXES_KEPT = 64
+from serving.domain.slice_lifecycle import SliceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +65,6 @@ class _Question:
     observation: Observation
     needed: Needed | None = None
     floor: float = 0
-
-
-class _Cover(NamedTuple):
-    """What a mix of slices is to cover: `need` of them, of which `floor` stay if a group is lost.
-
-    `demand` is the mean, which outages are held against.
-    """
-
-    need: int
-    floor: float
-    demand: float
 
 
 class SlicewisePolicy:
@@ -110,8 +97,10 @@ class SlicewisePolicy:
             else ClassHistory(each, rules)
             for each in terms
         }
-        self._known_mixes: dict[object, Portfolio] = {}
         self._need = ModelNeed(self._profiles, rules, memory)
+        self._mixes = ModelMixes(
+            rules, self._classes, self._need.weight, has_shapes=bool(self._profiles.by_class)
+        )
         self._failures = EngineFailures()
         self._surplus_since_s: dict[str, float] = {}
         self._question: _Question | None = None
@@ -147,7 +136,7 @@ class SlicewisePolicy:
         needed = self._need.look(now_s, load, ready, lead_s, stays=fleet.late)
         floor = self._floor_of(needed.need)
         self._question = _Question(observation, needed, floor)
-        reliable, ideal = self._options(now_s, fleet, NOTHING_SHARED)
+        reliable, ideal = self._mixes.options(now_s, fleet, NOTHING_SHARED)
         price_ratio = self._rules.floor_price_ratio
         held, leaving = chips_of(fleet.slices)
         return SlicesAsked(
@@ -159,6 +148,7 @@ class SlicewisePolicy:
             ideal=ideal,
             held=held,
             leaving=leaving,
+            max_slices=self._rules.max_slices,
         )
 
     def plan(self, share: ChipShare) -> Plan:
@@ -170,12 +160,12 @@ class SlicewisePolicy:
             history.allow(now_s, share.most.get(name), is_full=name in share.full)
         if needed is None:
             return self._time.told(self._hold(observation))
-        reliable, options = self._options(now_s, fleet, share)
-        cover = _Cover(needed.whole, floor, needed.mean)
+        reliable, options = self._mixes.options(now_s, fleet, share)
+        cover = MixCover(needed.whole, floor, needed.mean)
         rule = floor_within(self._rules.floor_price_ratio, cover.need, floor, reliable)
-        ideal = self._mix(cover, options)
+        ideal = self._mixes.mix(cover, options)
         lasting, missing = bridged(now_s, fleet, self._classes, reliable, ideal)
-        safe = self._mix(cover, lasting)
+        safe = self._mixes.mix(cover, lasting)
         weights = {option.name: option.weight for option in options}
         ahead = self._ahead(now_s, needed, safe, reliable)
         inputs = PlanInputs(
@@ -185,18 +175,19 @@ class SlicewisePolicy:
             prices={name: each.usd_per_useful_hour for name, each in self._classes.items()},
             need=cover.need,
             safe=safe,
-            hoped=self._hoped(now_s, cover, ideal, reliable, options),
+            hoped=self._mixes.hoped(now_s, cover, ideal, reliable, options),
             ahead=ahead,
             stopgaps=stopgaps(
                 now_s,
                 fleet,
                 self._classes,
-                reliable,
+                _beside(reliable, ahead),
                 safe.slices,
                 # What a high need of some minutes ago asks for can wait.
                 min(needed.need, needed.demand.slices),
             ),
             missing=missing,
+            max_slices=self._rules.max_slices,
             given_up=share.given_up,
             weights=weights,
             drain_delay_s=self._rules.drain_delay_s,
@@ -285,85 +276,9 @@ class SlicewisePolicy:
             if then > needed.need:
                 floor = self._floor_of(then)
                 whole = min(then + needed.whole - needed.need, self._rules.max_slices)
-                mix = self._mix(_Cover(whole, floor, mean), options)
+                mix = self._mixes.mix(MixCover(whole, floor, mean), options)
                 later.append(Horizon(name, lead_s, then, mix))
         return asked_ahead(base, later, {each.name: each.weight for each in options})
-
-    def _options(
-        self, now_s: float, fleet: Fleet, share: ChipShare
-    ) -> tuple[list[ClassOption], list[ClassOption]]:
-        """Returns what can be relied on, and what there is if every class delivered."""
-        safe = []
-        ideal = []
-        for name, each in self._classes.items():
-            terms, slices = each.terms, fleet.of_class(name)
-            held = sum(
-                1
-                for view in slices
-                if view.state not in WAITING and view.state != SliceState.DRAINING
-            )
-            most = min(terms.max_slices, share.most.get(name, terms.max_slices))
-            weight = self._need.weight(name)
-            if not weight:  # even an idle slice of that shape is too slow
-                most = 0
-            option = ClassOption(
-                name,
-                each.usd_per_useful_hour,
-                min(terms.min_slices, most),
-                most,
-                terms.lost_with,
-                each.outages_per_hour,
-                each.lead_s / 3600,
-                weight or 1.0,
-                held if self._profiles.by_class else 0,
-            )
-            ideal.append(option)
-            if not each.is_healthy(now_s):
-                option = replace(option, at_most=min(most, max(held, option.at_least)))
-            safe.append(option)
-        return safe, ideal
-
-    def _hoped(
-        self,
-        now_s: float,
-        cover: _Cover,
-        ideal: Portfolio,
-        reliable: Sequence[ClassOption],
-        options: Sequence[ClassOption],
-    ) -> Mapping[str, int]:
-        """Returns how many slices each class is to have if it delivers.
-
-        These are the `ideal` ones, if all classes do. That has none of a class that is dearer than
-        others which back off as well: it would never be asked again, and never be seen to be back.
-        So it is asked for what it would have if it were the only one of them to deliver.
-        """
-        hoped = dict(ideal.slices)
-        for place, option in enumerate(options):
-            name = option.name
-            if hoped[name] == 0 and not self._classes[name].is_healthy(now_s):
-                alone = [*reliable[:place], option, *reliable[place + 1 :]]
-                hoped[name] = self._mix(cover, alone).slices[name]
-        return hoped
-
-    def _mix(self, cover: _Cover, options: list[ClassOption]) -> Portfolio:
-        """The portfolio worth buying, kept because most decisions ask for the same one again."""
-        # Rounded: differences that hardly change the portfolio need no other one.
-        need, demand = cover.need, round(cover.demand, 1)
-        floor = floor_within(self._rules.floor_price_ratio, need, cover.floor, options)
-        asked = (need, floor, demand, *(_rounded(option) for option in options))
-        if asked not in self._known_mixes:
-            if len(self._known_mixes) >= _MIXES_KEPT:
-                self._known_mixes.clear()
-            # The most that a slice's work costs, of the shape of which it costs least.
-            by_shape: defaultdict[float, float] = defaultdict(float)
-            for each in options:
-                price = self._classes[each.name].terms.price / each.weight
-                by_shape[each.weight] = max(by_shape[each.weight], price)
-            dearest = min(by_shape.values())
-            self._known_mixes[asked] = safest_worth_buying(
-                need, floor, demand, options, self._rules.shortage_ratio * dearest
-            )
-        return self._known_mixes[asked]
 
     def _next_slice_at_s(self, observation: Observation) -> float | None:
         return next_slice_at_s(observation.now_s, self._classes, observation)
@@ -377,20 +292,21 @@ class SlicewisePolicy:
         return "; ".join((rates, need, *notes)) + self._failures.words
 
 
+def _beside(
+    options: Sequence[ClassOption], ahead: Mapping[str, AskedAhead]
+) -> Sequence[ClassOption]:
+    """Returns the options with the room that is left beside what is asked for ahead."""
+    return [
+        replace(each, at_most=each.at_most - ahead[each.name].count) if each.name in ahead else each
+        for each in options
+    ]
+
+
 def _floor_words(floor: float, rule: float) -> str:
     """Why less is left than the rules' floor, in words; nothing while that is kept."""
     if rule >= floor:
         return ""
     return f"of the floor {rule:g} are kept at any rate, the rest by what it is worth"
-
-
-def _rounded(option: ClassOption) -> ClassOption:
-    return replace(
-        option,
-        usd_per_hour=round(option.usd_per_hour, 2),
-        outages_per_hour=round(option.outages_per_hour, 2),
-        lead_h=round(option.lead_h, 3),
-    )
 
 
 def next_slice_at_s(

@@ -11,18 +11,19 @@ LATE_RATIO = 0.002
 class Rules:
     """The rules by which the policy plans; times in seconds.
 
-    `min_slices` and `max_slices` bound the slices of all classes together; with `min_slices` 0 the
-    model goes to zero after `idle_s` without a request. `floor_ratio` is the share of the demand
-    that must be left when any one group of revocable classes is lost at once, as far as slices for
-    that cost no more than `floor_price_ratio` times the cheapest. `shortage_ratio` is what it is
-    worth not to miss a slice for an hour, in hourly prices of the most expensive class: beyond the
-    floor, safety is bought as long as it is cheaper than that. `tpot_margin` is the share of the
-    TPOT objective that is planned for. `spread` is how many standard deviations of the number of
-    requests in flight are kept free. `forecast_share` is the share of past forecasts of the rate
-    that must have been no higher than what is planned for. `late_ratio` is the share of requests
-    that may miss an objective: as far as fewer do, less is kept free for chance and for forecasts;
-    with 0 that is not looked at. `drain_delay_s` is how long a slice must have been surplus before
-    it is given up. A load older than `max_load_age_s` is no load.
+    `min_slices` and `max_slices` bound the slices of all classes together, of whatever shape; with
+    `min_slices` 0 the model goes to zero after `idle_s` without a request. Orders that wait count
+    for `max_slices`, so that there are never more slices at once. `floor_ratio` is the share of the
+    demand that must be left when any one group of revocable classes is lost at once, as far as
+    slices for that cost no more than `floor_price_ratio` times the cheapest. `shortage_ratio` is
+    what it is worth not to miss a slice for an hour, in hourly prices of the most expensive class:
+    beyond the floor, safety is bought as long as it is cheaper than that. `tpot_margin` is the
+    share of the TPOT objective that is planned for. `spread` is how many standard deviations of the
+    number of requests in flight are kept free. `forecast_share` is the share of past forecasts of
+    the rate that must have been no higher than what is planned for. `late_ratio` is the share of
+    requests that may miss an objective: as far as fewer do, less is kept free for chance and for
+    forecasts; with 0 that is not looked at. `drain_delay_s` is how long a slice must have been
+    surplus before it is given up. A load older than `max_load_age_s` is no load.
     """
 
     objectives: Objectives

@@ -2,15 +2,17 @@
 
 Additions are at once. Surplus goes in this order: first orders that are not filled yet, which
 cost nothing; then slices, the most expensive first, and only as many as leave the need covered by
-slices that are ready. A slice goes after it has been surplus for a while.
+slices that are ready. A slice goes after it has been surplus for a while. No addition takes the
+targets of all classes together beyond their maximum (`mix.bound`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.classes.known_ends import num_ending
+from autoscaling.policy.mix.bound import SliceClaim, granted, makes_room
 from autoscaling.policy.mix.horizons import AskedAhead
 from autoscaling.policy.mix.portfolio import Portfolio, num_within
 from autoscaling.policy.mix.stopgaps import Stopgap
@@ -27,8 +29,9 @@ class PlanInputs:
     is asked for though it backs off. `ahead` is what classes are asked for beyond that, because
     they deliver later, and `stopgaps` because others do. `missing` are slices of a class that end
     before the class replaces them: others are asked for as many in `safe`. `weights` are what a
-    slice of a class carries, in those that the need is in; 1 where a class is not named. `given_up`
-    are slices that go at once, ready or not, because another model lacks them and comes first.
+    slice of a class carries, in those that the need is in; 1 where a class is not named. All
+    classes together get `max_slices` at most, of whatever shape. `given_up` are slices that go at
+    once, ready or not, because another model lacks them and comes first.
     `kept` slices of the need are there because it must not fall now, and `kept_because` says why;
     `None` if it may. `notes` are what else the need comes of: what slices were seen to carry,
     gateways that are left out, what others have.
@@ -42,6 +45,7 @@ class PlanInputs:
     safe: Portfolio
     hoped: Mapping[str, int]
     drain_delay_s: float
+    max_slices: int
     ahead: Mapping[str, AskedAhead] = field(default_factory=dict)
     stopgaps: Mapping[str, Stopgap] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
@@ -66,47 +70,54 @@ class _Supply:
         return len(self.coming) + len(self.ready)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """What becomes of a class's surplus: `orders` are withdrawn, the others are slices."""
+
+    orders: int = 0
+    given_up: int = 0
+    dropped: int = 0
+    kept: int = 0
+    waited_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """The slices by which the target falls."""
+        return self.orders + self.given_up + self.dropped
+
+
 def plan_targets(
     inputs: PlanInputs, surplus_since_s: Mapping[str, float], arithmetic: str
 ) -> tuple[Plan, dict[str, float]]:
     """Returns the plan, and since when each class has had a surplus."""
     supply = {name: _supply(inputs, name) for name in inputs.classes}
-    needed = {name: _needed(inputs, name, supply[name]) for name in inputs.classes}
-    targets: dict[str, int] = {}
+    levels = {name: _levels(inputs, name, supply[name]) for name in inputs.classes}
+    since_s = {
+        name: surplus_since_s.get(name, inputs.now_s)
+        for name in inputs.classes
+        if levels[name][-1] < inputs.fleet.targets.get(name, 0)
+    }
+    falls = _falls(inputs, supply, levels, since_s)
+    claims = [
+        _claim(inputs, name, each, levels[name], falls[name]) for name, each in supply.items()
+    ]
+    targets = granted(inputs.max_slices, claims)
     decisions: list[Decision] = []
     refusals: list[Decision] = []
-    since_s: dict[str, float] = {}
-    weights = {name: inputs.weights.get(name, 1.0) for name in supply}
-    spare = sum(len(each.ready) * weights[name] for name, each in supply.items()) - inputs.need
     for name in sorted(inputs.classes, key=lambda name: -inputs.prices[name]):
-        target = inputs.fleet.targets.get(name, 0)
-        if needed[name] >= target:
-            targets[name] = needed[name]
-            if needed[name] > target:
-                decisions.append(_addition(inputs, name, needed[name] - target, supply[name]))
-            continue
-        since_s[name] = surplus_since_s.get(name, inputs.now_s)
-        surplus = target - needed[name]
-        orders = min(surplus, max(0, target - supply[name].held))
-        slices = surplus - orders
-        waited_s = inputs.now_s - since_s[name]
-        given_up = min(slices, inputs.given_up.get(name, 0))
-        spare -= given_up * weights[name]
-        droppable = 0
-        if waited_s >= inputs.drain_delay_s:
-            droppable = min(slices - given_up, num_within(spare, weights[name]))
-            spare -= droppable * weights[name]
-        targets[name] = target - orders - given_up - droppable
-        if orders:
-            why = _noted(inputs, "no longer needed, and not there yet")
-            decisions.append(Decision(name, -orders, why))
-        if given_up:
-            why = _noted(inputs, "given up at once: another model lacks it and comes first")
-            decisions.append(Decision(name, -given_up, why))
-        if droppable:
-            decisions.append(Decision(name, -droppable, _drop_reason(inputs, name, waited_s)))
-        if kept := slices - given_up - droppable:
-            refusals.append(Decision(name, -kept, _kept_reason(inputs, waited_s)))
+        fall, target = falls[name], inputs.fleet.targets.get(name, 0)
+        if targets[name] > target:
+            more = targets[name] - target
+            decisions.append(_addition(inputs, name, more, supply[name]))
+        decisions += _fall_decisions(inputs, name, fall)
+        # What a class keeps or is asked for beyond the maximum is withdrawn, or not ordered at all.
+        if (withdrawn := target - fall.count - targets[name]) > 0:
+            why = f"withdrawn: {_no_room(inputs)}"
+            decisions.append(Decision(name, -withdrawn, _noted(inputs, why)))
+        if (short := levels[name][-1] - targets[name]) > 0:
+            refusals.append(Decision(name, short, _no_room(inputs)))
+        if fall.kept:
+            refusals.append(Decision(name, -fall.kept, _kept_reason(inputs, fall.waited_s)))
     refusals += _shortfalls(inputs)
     plan = Plan(
         at_s=inputs.now_s,
@@ -119,6 +130,75 @@ def plan_targets(
         arithmetic=arithmetic,
     )
     return plan, since_s
+
+
+def _falls(
+    inputs: PlanInputs,
+    supply: Mapping[str, _Supply],
+    levels: Mapping[str, tuple[int, ...]],
+    since_s: Mapping[str, float],
+) -> Mapping[str, _Fall]:
+    """Returns what goes of each class, and what is kept: the most expensive goes first."""
+    weights = {name: inputs.weights.get(name, 1.0) for name in supply}
+    spare = sum(len(each.ready) * weights[name] for name, each in supply.items()) - inputs.need
+    falls = dict.fromkeys(supply, _Fall())
+    makes_room = _makes_room(inputs, supply)
+    for name in sorted(since_s, key=lambda name: -inputs.prices[name]):
+        target = inputs.fleet.targets.get(name, 0)
+        surplus = target - levels[name][-1]
+        orders = min(surplus, max(0, target - supply[name].held))
+        slices = surplus - orders
+        waited_s = inputs.now_s - since_s[name]
+        given_up = min(slices, inputs.given_up.get(name, 0))
+        spare -= given_up * weights[name]
+        dropped = 0
+        if waited_s >= inputs.drain_delay_s:
+            dropped = min(slices - given_up, num_within(spare, weights[name]))
+            if makes_room and dropped == 0 < slices - given_up:
+                dropped, makes_room = 1, False
+            spare -= dropped * weights[name]
+        falls[name] = _Fall(orders, given_up, dropped, slices - given_up - dropped, waited_s)
+    return falls
+
+
+def _makes_room(inputs: PlanInputs, supply: Mapping[str, _Supply]) -> bool:
+    """Returns whether a slice goes before another is ready, for want of room for that one."""
+    if inputs.kept_because is not None or not any(
+        inputs.safe.slices[name] > each.held and inputs.classes[name].is_healthy(inputs.now_s)
+        for name, each in supply.items()
+    ):
+        return False
+    return makes_room(
+        inputs.max_slices,
+        num_staying=sum(each.held for each in supply.values()),
+        num_ready=sum(len(each.ready) for each in supply.values()),
+        num_coming=sum(len(each.coming) + len(each.waiting) for each in supply.values()),
+    )
+
+
+def _claim(
+    inputs: PlanInputs, name: str, supply: _Supply, levels: tuple[int, ...], fall: _Fall
+) -> SliceClaim:
+    """Returns what a class is to have; what is there comes before any that are ordered."""
+    target = inputs.fleet.targets.get(name, 0)
+    # Nobody knows what came of its orders while no slice is told: no target falls then.
+    stays = target if inputs.fleet.late else min(target - fall.count, supply.held)
+    return SliceClaim(name, stays, levels, inputs.prices[name] / inputs.weights.get(name, 1.0))
+
+
+def _fall_decisions(inputs: PlanInputs, name: str, fall: _Fall) -> Iterator[Decision]:
+    if fall.orders:
+        why = _noted(inputs, "no longer needed, and not there yet")
+        yield Decision(name, -fall.orders, why)
+    if fall.given_up:
+        why = _noted(inputs, "given up at once: another model lacks it and comes first")
+        yield Decision(name, -fall.given_up, why)
+    if fall.dropped:
+        yield Decision(name, -fall.dropped, _drop_reason(inputs, name, fall.waited_s))
+
+
+def _no_room(inputs: PlanInputs) -> str:
+    return f"max_slices is {inputs.max_slices}, which others have or come before"
 
 
 def without_falls(plan: Plan, fleet: Fleet) -> Plan:
@@ -147,19 +227,23 @@ def _supply(inputs: PlanInputs, name: str) -> _Supply:
     )
 
 
-def _needed(inputs: PlanInputs, name: str, supply: _Supply) -> int:
+def _levels(inputs: PlanInputs, name: str, supply: _Supply) -> tuple[int, ...]:
+    """Returns how many slices a class is to have, with ever less urgent ones; the last is all.
+
+    First those of the portfolio, then those that serve until slower ones come, those for later,
+    those in place of what ends, and last those that it will hardly bring.
+    """
     history = inputs.classes[name]
-    needed = inputs.safe.slices[name]
-    if name in inputs.ahead:
-        needed += inputs.ahead[name].count
-    if name in inputs.stopgaps:
-        needed += inputs.stopgaps[name].count
+    safe = inputs.safe.slices[name]
+    soon = safe + (inputs.stopgaps[name].count if name in inputs.stopgaps else 0)
+    ahead = soon + (inputs.ahead[name].count if name in inputs.ahead else 0)
+    hoped = ahead
     if not history.is_healthy(inputs.now_s) or name in inputs.missing:
         # Its orders stay open: they cost nothing, and one that is filled shows that it is back.
-        needed = max(needed, inputs.hoped[name])
+        hoped = max(ahead, inputs.hoped[name])
     # A slice whose time is up is replaced before it goes.
-    replaced = min(supply.expiring, history.most_slices - needed) if needed else 0
-    return needed + max(0, replaced)
+    replaced = max(0, min(supply.expiring, history.most_slices - hoped)) if hoped else 0
+    return safe, soon, ahead, ahead + replaced, hoped + replaced
 
 
 def _addition(inputs: PlanInputs, name: str, count: int, supply: _Supply) -> Decision:

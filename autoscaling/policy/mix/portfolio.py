@@ -69,6 +69,7 @@ def safest_worth_buying(
     demand: float,
     options: Sequence[ClassOption],
     shortage_usd_per_hour: float,
+    max_slices: float = math.inf,
 ) -> Portfolio:
     """The portfolio that is cheapest including what its outages are expected to cost.
 
@@ -76,14 +77,16 @@ def safest_worth_buying(
     shortages that it prevents: how often a group goes, for how long, and by how many slices of
     `demand` the rest then falls short. Cost and expected shortage are convex, so slices are added,
     given up and moved between classes, from the cheapest portfolio on, until none of that pays.
+    It has `max_slices` at most, whatever they would prevent.
     """
-    best = cheapest_portfolio(total, floor, options)
+    best = cheapest_portfolio(total, floor, options, max_slices)
     judge = _Judge(total, floor, demand, options, shortage_usd_per_hour)
     counts = tuple(best.slices[option.name] for option in options)
     rank = judge.rank(counts)
     step = max(1, total // 12)
     while True:
-        better = min(_changed(counts, options, step), key=judge.rank, default=counts)
+        room = max_slices - sum(counts)
+        better = min(_changed(counts, options, step, room), key=judge.rank, default=counts)
         of_better = judge.rank(better)
         if of_better < rank:
             counts, rank = better, of_better
@@ -162,16 +165,17 @@ class _Judge:
 
 
 def _changed(
-    counts: tuple[int, ...], options: Sequence[ClassOption], step: int
+    counts: tuple[int, ...], options: Sequence[ClassOption], step: int, room: float
 ) -> Iterator[tuple[int, ...]]:
     """Yields every portfolio that is one change of at most `step` slices away.
 
-    How many there are of each shape is settled before: slices move between classes of one shape.
+    No change adds more than `room`. How many there are of each shape is settled before: slices move
+    between classes of one shape.
     """
     more = [min(step, o.at_most - count) for o, count in zip(options, counts, strict=True)]
     fewer = [min(step, count - o.at_least) for o, count in zip(options, counts, strict=True)]
     for at, option in enumerate(options):
-        if more[at] > 0:
+        if 0 < more[at] <= room:
             yield (*counts[:at], counts[at] + more[at], *counts[at + 1 :])
         if fewer[at] <= 0:
             continue
@@ -210,30 +214,41 @@ def _rounded(carried: float) -> float:
     return round(carried, 6)
 
 
-def cheapest_portfolio(total: int, floor: float, options: Sequence[ClassOption]) -> Portfolio:
+def cheapest_portfolio(
+    total: int, floor: float, options: Sequence[ClassOption], max_slices: float = math.inf
+) -> Portfolio:
     """The cheapest portfolio of at least `total` slices that leaves `floor` when a group is lost.
 
     Where the options do not suffice, as many slices as there are, and as safe as they can be: the
-    total comes before the floor. Equal prices are taken in the order of `options`.
+    total comes before the floor, and `max_slices`, of whatever shape, before both. Equal prices are
+    taken in the order of `options`.
     """
     floor = min(floor, total)
     ranked = sorted(options, key=lambda option: option.usd_per_hour / option.weight)
     most = _most_worth_buying(total, floor, options)
+    if len({option.weight for option in options}) == 1:
+        most = math.floor(max(total, min(most, max_slices)))
     step = max(1, (most - total) // 32)
     found = [
         _portfolio_of(_filled(bought, bought - floor, ranked, kept), total, floor, ranked)
         for kept in _of_other_shapes(ranked, most)
         for bought in range(total, most + 1, step)
     ]
-    best = _least_changed(found, ranked)
+    allowed = [each for each in found if _num_slices(each) <= max_slices]
+    best = _least_changed(allowed or [min(found, key=_num_slices)], ranked)
     if best.missing:
         # Better unsafe than too few.
         whole = [
             _portfolio_of(_filled(total, None, ranked, kept), total, floor, ranked)
             for kept in _of_other_shapes(ranked, total)
         ]
-        best = min([best, *whole], key=lambda each: each.missing)
+        within = (each for each in whole if _num_slices(each) <= max_slices)
+        best = min([best, *within], key=lambda each: each.missing)
     return best
+
+
+def _num_slices(portfolio: Portfolio) -> int:
+    return sum(portfolio.slices.values())
 
 
 def _least_changed(found: Sequence[Portfolio], options: Sequence[ClassOption]) -> Portfolio:
@@ -295,8 +310,8 @@ def _most_worth_buying(total: int, floor: float, options: Sequence[ClassOption])
 
 
 def _rank(portfolio: Portfolio) -> tuple[float, float, float, float]:
-    num_slices = sum(portfolio.slices.values())
-    return portfolio.missing, portfolio.unsafe, portfolio.usd_per_hour, num_slices
+    missing, unsafe = portfolio.missing, portfolio.unsafe
+    return missing, unsafe, portfolio.usd_per_hour, _num_slices(portfolio)
 
 
 def _filled(

@@ -1,5 +1,6 @@
 """Defines quotas of chips, what models ask of them, and what each gets. Pure data."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class SlicesAsked:
     and the ones for batches that are due. All four are in slices of the model's own shape.
     `reliable` is what can be relied on of each class, `ideal` is what there is if every class
     delivers. `held` are slices by class that have chips and stay, `leaving` are those that drain.
+    All classes together have `max_slices` at most.
     """
 
     pressing: int
@@ -58,6 +60,7 @@ class SlicesAsked:
     ideal: Sequence[ClassOption]
     held: Mapping[str, int]
     leaving: Mapping[str, int]
+    max_slices: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

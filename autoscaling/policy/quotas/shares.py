@@ -126,7 +126,7 @@ class _Sharing:
         found: Shares = {}
         for model, asks in self._asked.items():
             mixes = [
-                cheapest_portfolio(asks.whole, asks.floor, options[model]).slices
+                cheapest_portfolio(asks.whole, asks.floor, options[model], asks.max_slices).slices
                 for options in (self.reliable, self.shared)
             ]
             found[model] = {name: max(mix[name] for mix in mixes) for name in self._quotas[model]}
@@ -244,7 +244,7 @@ class _Sharing:
             else each
             for each in options
         ]
-        return cheapest_portfolio(asks.whole, asks.floor, bounded)
+        return cheapest_portfolio(asks.whole, asks.floor, bounded, asks.max_slices)
 
     def _worth(
         self, model: str, name: str, count: int, options: Sequence[ClassOption], now: Portfolio
