@@ -103,6 +103,7 @@ class SlicewisePolicy:
         )
         self._failures = EngineFailures()
         self._surplus_since_s: dict[str, float] = {}
+        self._loaded_at_s: float | None = None  # when a load was looked at last
         self._question: _Question | None = None
         self._time = SteadyTime()
 
@@ -131,6 +132,7 @@ class SlicewisePolicy:
         if load is None or now_s - load.at_s > self._rules.max_load_age_s:
             self._question = _Question(observation)
             return None
+        self._skip(self._unseen_s(now_s))
         ready = Counter(s.compute_class for s in fleet.slices if s.state == SliceState.READY)
         lead_s = self._leading(now_s)[0].lead_s
         needed = self._need.look(now_s, load, ready, lead_s, stays=fleet.late)
@@ -150,6 +152,19 @@ class SlicewisePolicy:
             leaving=leaving,
             max_slices=self._rules.max_slices,
         )
+
+    def _unseen_s(self, now_s: float) -> float:
+        """Returns for how long no load was known until now; an older one is no load."""
+        before_s, self._loaded_at_s = self._loaded_at_s, now_s
+        return 0.0 if before_s is None else max(0.0, now_s - before_s - self._rules.max_load_age_s)
+
+    def _skip(self, unseen_s: float) -> None:
+        """Lets time that nobody has seen count for nothing in what has to last before slices go."""
+        if unseen_s > 0:
+            self._need.skip(unseen_s)
+            self._surplus_since_s = {
+                name: since_s + unseen_s for name, since_s in self._surplus_since_s.items()
+            }
 
     def plan(self, share: ChipShare) -> Plan:
         """The plan for what was observed last, with this `share` of what models have together."""

@@ -1,10 +1,11 @@
 """Remembers the demand of the last minutes: its highest, which is held, and what work there was.
 
-Growth is at once and decline waits: what was needed some minutes ago may be needed again. Time
-comes in.
+Growth is at once and decline waits: what was needed some minutes ago may be needed again. Time in
+which no load was known is skipped: what was needed before it is as old after it. Time comes in.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from autoscaling.policy.demand import Demand
@@ -25,6 +26,9 @@ class _Peak:
         while values[0][0] < now_s - self._span_s:
             values.popleft()
         return values[0][1]
+
+    def skip(self, unseen_s: float) -> None:
+        self._values = _later(self._values, unseen_s)
 
 
 class Highest(NamedTuple):
@@ -51,6 +55,11 @@ class HeldDemand:
         pairs = zip(self._peaks, parts, strict=True)
         return Highest(*(peak.look(now_s, part) for peak, part in pairs))
 
+    def skip(self, unseen_s: float) -> None:
+        """Lets so long a time count for nothing."""
+        for each in self._peaks:
+            each.skip(unseen_s)
+
 
 class RecentWork:
     """What the work of now takes, in slices: its mean over `span_s`, or more if it grew."""
@@ -67,3 +76,11 @@ class RecentWork:
             self._values.popleft()
         mean = sum(each for _, each in self._values) / len(self._values)
         self.slices = max(mean, slices)
+
+    def skip(self, unseen_s: float) -> None:
+        """Lets so long a time count for nothing."""
+        self._values = _later(self._values, unseen_s)
+
+
+def _later(values: Iterable[tuple[float, float]], by_s: float) -> deque[tuple[float, float]]:
+    return deque((at_s + by_s, value) for at_s, value in values)

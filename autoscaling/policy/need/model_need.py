@@ -106,6 +106,12 @@ class ModelNeed:
         self._added = 0.0
         self._backlog_since_s: float | None = None
 
+    def skip(self, unseen_s: float) -> None:
+        """Lets so long a time count for nothing in needs that are held: no load was known in it."""
+        self._work.skip(unseen_s)
+        for each in self._held.values():
+            each.skip(unseen_s)
+
     def look(
         self, now_s: float, load: ModelLoad, ready: Counter[str], lead_s: float, stays: str = ""
     ) -> Needed:

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from closed_loop import ON_DEMAND, ClosedLoop, law
 from closed_loop import RULES as LOOP_RULES
-from policy_world import PROFILE, RULES, TICK_S, World
+from policy_world import PROFILE, RULES, SPOT, TICK_S, World
 from policy_world import load as load_at
 
 from autoscaling.policy.need.scale_down import MOST_TURNS, NeedTurns, why_nothing_may_go
@@ -134,3 +135,49 @@ def test_long_prompts_may_wait_as_long_as_their_objective_allows() -> None:
     load = load_at(8.0, num_waiting=5, oldest_wait_s=4.0, input_tokens_mean=200.0)
     assert why_nothing_may_go(load, RULES) is not None
     assert why_nothing_may_go(load, replace(RULES, objectives=objectives)) is None
+
+
+def hears_nothing(world: World, for_s: float) -> None:
+    """Time in which no load is known."""
+    for _ in range(round(for_s / TICK_S)):
+        seen = world.tick(0.0)
+        world.carry_out(world.policy.decide(replace(seen, load=None)))
+
+
+def is_surplus(world: World) -> bool:
+    return any(each.compute_class and each.delta < 0 for each in world.plans[-1].refusals)
+
+
+@pytest.mark.parametrize("hole_s", [120.0, 600.0, 7200.0])
+@pytest.mark.parametrize("is_called", [True, False])
+def test_time_in_which_no_load_was_known_is_no_time_of_surplus(
+    hole_s: float, is_called: bool
+) -> None:
+    rules = replace(CALM, spread=1.0)
+    world = World.of(SPOT, rules=rules)
+    world.run(198, 1800)
+    while not is_surplus(world):
+        world.step(178)
+    world.run(178, 20)
+    before = world.targets["spot"]
+    if is_called:
+        hears_nothing(world, hole_s)
+    else:  # the controller was away
+        world.now_s += hole_s
+    # Traffic comes back, at a tenth at first.
+    for _ in range(12):
+        assert world.step(20).targets["spot"] == before
+    assert world.run(198, 600).targets["spot"] >= 20
+
+
+def test_surplus_goes_once_it_was_seen_for_long_enough_beside_a_hole() -> None:
+    world = World.of(SPOT, rules=CALM)
+    world.run(198, 1800)
+    world.run(58, 120)
+    hears_nothing(world, 900)
+    # A load is known for up to `max_load_age_s` after it was told.
+    seen_s = 120.0 + RULES.max_load_age_s
+    world.run(58, RULES.drain_delay_s - seen_s)
+    assert world.targets["spot"] == 20, "the need of before is held as long as ever"
+    world.run(58, RULES.drain_delay_s + 4 * TICK_S)
+    assert world.targets["spot"] == 6
