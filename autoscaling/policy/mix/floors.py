@@ -5,7 +5,7 @@ price it costs little. Where only one such group delivers, it takes slices that 
 as much, for as long as the others are gone, which may be days; and what it saves is a share of the
 requests of the minutes until the lost slices are replaced. So up to a price the floor is a rule,
 and beyond it safety is bought by what it is worth, as is all safety beyond the floor
-(`portfolio.safest_worth_buying`).
+(`safety`).
 """
 
 from collections import defaultdict

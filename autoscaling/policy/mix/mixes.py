@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from autoscaling.policy.classes.class_history import ClassHistory
 from autoscaling.policy.mix.floors import floor_within
-from autoscaling.policy.mix.portfolio import ClassOption, Portfolio, safest_worth_buying
+from autoscaling.policy.mix.portfolio import ClassOption, Portfolio
+from autoscaling.policy.mix.safety import safest_worth_buying
 from autoscaling.policy.quotas.records import ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet

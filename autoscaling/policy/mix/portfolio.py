@@ -10,18 +10,23 @@ not a heuristic, where all slices are of one shape.
 A slice of another shape counts as `weight` of those of the model's own. Which shape is cheapest
 depends on what is left to cover, so every number of slices of each other shape is tried, each
 filled as above. That is as good as it gets without a solver: what it costs more than the best mix
-is at most the price of a slice or two where shapes share a group.
+is at most the price of a slice or two where shapes share a group. Of more than a few hundred such
+portfolios some are tried, and then those near the best (`grid_search`).
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoscaling.policy.mix.grid_search import Point, best_point, coarse_points
 
 # What is carried is a sum of weights, and not exact.
 _ROUNDING = 1e-6
-# Of the slices of one other shape so many numbers are tried at most.
-_MOST_TRIED = 24
+# So many portfolios are all tried, in Serve's controller. Of more it takes some all over the grid,
+# and those near the best: with three other shapes all would be half a million, and take seconds.
+_MOST_TRIED = 300
+_MOST_AT_FIRST = 100
 # Shapes are exchanged where all of it costs more than so many times as much without that.
 _EXCHANGE_FACTOR = 1.25
 
@@ -63,133 +68,6 @@ class Portfolio:
     unsafe: float = 0
 
 
-def safest_worth_buying(
-    total: int,
-    floor: float,
-    demand: float,
-    options: Sequence[ClassOption],
-    shortage_usd_per_hour: float,
-    max_slices: float = math.inf,
-) -> Portfolio:
-    """The portfolio that is cheapest including what its outages are expected to cost.
-
-    Beyond the `floor` that is asked for, safety is bought as long as it is cheaper than the
-    shortages that it prevents: how often a group goes, for how long, and by how many slices of
-    `demand` the rest then falls short. Cost and expected shortage are convex, so slices are added,
-    given up and moved between classes, from the cheapest portfolio on, until none of that pays.
-    It has `max_slices` at most, whatever they would prevent.
-    """
-    best = cheapest_portfolio(total, floor, options, max_slices)
-    judge = _Judge(total, floor, demand, options, shortage_usd_per_hour)
-    counts = tuple(best.slices[option.name] for option in options)
-    rank = judge.rank(counts)
-    step = max(1, total // 12)
-    while True:
-        room = max_slices - sum(counts)
-        better = min(_changed(counts, options, step, room), key=judge.rank, default=counts)
-        of_better = judge.rank(better)
-        if of_better < rank:
-            counts, rank = better, of_better
-        elif step > 1:
-            step //= 2
-        else:
-            slices = {each.name: count for each, count in zip(options, counts, strict=True)}
-            return _portfolio_of(slices, total, floor, options)
-
-
-# The least first.
-_Rank = tuple[float, float, float, float]
-
-
-class _Judge:
-    """Ranks how many slices there are of each option, the least first.
-
-    Hundreds are ranked for one portfolio, many of them several times, so that what all have in
-    common is looked up once, and a rank is kept.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        floor: float,
-        demand: float,
-        options: Sequence[ClassOption],
-        shortage_usd_per_hour: float,
-    ) -> None:
-        self._total, self._floor, self._demand = total, min(floor, total), demand
-        self._shortage_usd_per_hour = shortage_usd_per_hour
-        self._ranks: dict[tuple[int, ...], _Rank] = {}
-        groups = list(dict.fromkeys(each.group for each in options if each.group is not None))
-        self._options = [
-            (each.usd_per_hour, each.weight, -1 if each.group is None else groups.index(each.group))
-            for each in options
-        ]
-        # How much of the time a group is gone.
-        self._gone = []
-        for group in groups:
-            members = [each for each in options if each.group == group]
-            outages = max(each.outages_per_hour for each in members)
-            self._gone.append(outages * max(each.lead_h for each in members))
-
-    def rank(self, counts: tuple[int, ...]) -> _Rank:
-        """What is missing, unsafe, its cost with what shortages cost, and the most that is lost.
-
-        At equal cost, the one that keeps more slices wins.
-        """
-        rank = self._ranks.get(counts)
-        if rank is None:
-            rank = self._ranks[counts] = self._rank(counts)
-        return rank
-
-    def _rank(self, counts: tuple[int, ...]) -> _Rank:
-        usd = carried = 0.0
-        lost = [0.0] * len(self._gone)
-        for count, (price, weight, group) in zip(counts, self._options, strict=True):
-            usd += price * count
-            of_option = weight * count
-            carried += of_option
-            if group >= 0:
-                lost[group] += of_option
-        carried = round(carried, 6)
-        shortage = most_lost = 0.0
-        for gone, of_group in zip(self._gone, lost, strict=True):
-            most_lost = max(most_lost, of_group)
-            lacks = self._demand - carried + of_group
-            if lacks > 0:
-                shortage += gone * lacks
-        most_lost = round(most_lost, 6)
-        missing = max(0.0, self._total - carried)
-        unsafe = max(0.0, self._floor - (carried - most_lost))
-        usd += shortage * self._shortage_usd_per_hour
-        return missing, unsafe, round(usd, 6), most_lost
-
-
-def _changed(
-    counts: tuple[int, ...], options: Sequence[ClassOption], step: int, room: float
-) -> Iterator[tuple[int, ...]]:
-    """Yields every portfolio that is one change of at most `step` slices away.
-
-    No change adds more than `room`. How many there are of each shape is settled before: slices move
-    between classes of one shape.
-    """
-    more = [min(step, o.at_most - count) for o, count in zip(options, counts, strict=True)]
-    fewer = [min(step, count - o.at_least) for o, count in zip(options, counts, strict=True)]
-    for at, option in enumerate(options):
-        if 0 < more[at] <= room:
-            yield (*counts[:at], counts[at] + more[at], *counts[at + 1 :])
-        if fewer[at] <= 0:
-            continue
-        yield (*counts[:at], counts[at] - fewer[at], *counts[at + 1 :])
-        for to, other in enumerate(options):
-            if to == at or more[to] <= 0 or other.weight != option.weight:
-                continue
-            moved = min(fewer[at], more[to])
-            changed = list(counts)
-            changed[at] -= moved
-            changed[to] += moved
-            yield tuple(changed)
-
-
 def as_many(carried: float, weight: float) -> int:
     """Returns the slices of a weight that carry so much. Rounding errors do not cost a slice."""
     return max(0, math.ceil(carried / weight - _ROUNDING))
@@ -200,14 +78,20 @@ def num_within(carried: float, weight: float) -> int:
     return max(0, math.floor(carried / weight + _ROUNDING))
 
 
-def _portfolio_of(
+def portfolio_of(
     slices: Mapping[str, int], total: int, floor: float, options: Sequence[ClassOption]
 ) -> Portfolio:
+    """Returns the portfolio of so many slices by class, held against `total` and `floor`."""
     cost = sum(option.usd_per_hour * slices[option.name] for option in options)
     carried = _rounded(sum(option.weight * slices[option.name] for option in options))
-    portfolio = Portfolio(slices, cost, carried, missing=max(0, total - carried))
-    left = carried - _most_lost(portfolio, options)
-    return replace(portfolio, unsafe=max(0, min(floor, total) - left))
+    left = carried - _most_lost(slices, options)
+    return Portfolio(
+        slices,
+        cost,
+        carried,
+        missing=max(0, total - carried),
+        unsafe=max(0, min(floor, total) - left),
+    )
 
 
 def _rounded(carried: float) -> float:
@@ -228,23 +112,89 @@ def cheapest_portfolio(
     most = _most_worth_buying(total, floor, options)
     if len({option.weight for option in options}) == 1:
         most = math.floor(max(total, min(most, max_slices)))
-    step = max(1, (most - total) // 32)
-    found = [
-        _portfolio_of(_filled(bought, bought - floor, ranked, kept), total, floor, ranked)
-        for kept in _of_other_shapes(ranked, most)
-        for bought in range(total, most + 1, step)
-    ]
+        # Of large numbers not every one is tried.
+        totals = range(total, most + 1, max(1, (most - total) // 32))
+    else:
+        totals = range(total, most + 1)
+    tried = _Tried(total, floor, ranked, max_slices)
+    found = tried.portfolios(totals, most, is_safe=True)
     allowed = [each for each in found if _num_slices(each) <= max_slices]
     best = _least_changed(allowed or [min(found, key=_num_slices)], ranked)
     if best.missing:
         # Better unsafe than too few.
-        whole = [
-            _portfolio_of(_filled(total, None, ranked, kept), total, floor, ranked)
-            for kept in _of_other_shapes(ranked, total)
-        ]
+        whole = tried.portfolios(range(total, total + 1), total, is_safe=False)
         within = (each for each in whole if _num_slices(each) <= max_slices)
         best = min([best, *within], key=lambda each: each.missing)
     return best
+
+
+class _Tried:
+    """The portfolios that are tried for one total: filled for so many slices of each shape."""
+
+    def __init__(
+        self, total: int, floor: float, ranked: Sequence[ClassOption], max_slices: float
+    ) -> None:
+        self._total, self._floor, self._ranked = total, floor, ranked
+        self._max_slices = max_slices
+        # Of the shapes but the smallest.
+        self._weights = sorted({option.weight for option in ranked})[1:]
+
+    def portfolios(self, totals: range, most: int, *, is_safe: bool) -> list[Portfolio]:
+        """Returns those that buy one of `totals` slices, at most `most` of them of one shape.
+
+        With `is_safe` no group has more than leaves the floor.
+        """
+        axes = [*(self._numbers(weight, most) for weight in self._weights), totals]
+        known: dict[Point, Portfolio] = {}
+
+        def portfolio(point: Point) -> Portfolio:
+            if point not in known:
+                *counts, bought = point
+                kept = dict(zip(self._weights, counts, strict=True))
+                most_of_group = bought - self._floor if is_safe else None
+                filled = _filled(bought, most_of_group, self._ranked, kept)
+                known[point] = portfolio_of(filled, self._total, self._floor, self._ranked)
+            return known[point]
+
+        def rank(point: Point) -> tuple[float, ...]:
+            found = portfolio(point)
+            return max(0.0, _num_slices(found) - self._max_slices), *_rank(found)
+
+        def rank_as_it_is(point: Point) -> tuple[float, ...]:
+            over, missing, unsafe, *costs = rank(point)
+            return over, missing, unsafe, _exchanges(portfolio(point), self._ranked), *costs
+
+        if math.prod(len(axis) for axis in axes) <= _MOST_TRIED:
+            return [portfolio(point) for point in itertools.product(*axes)]
+        if not self._weights:
+            return [portfolio((bought,)) for bought in totals]
+        held = [(_num_held(self._ranked, weight),) for weight in self._weights]
+        points = coarse_points(axes, [*held, ()], _MOST_AT_FIRST)
+        best = best_point(axes, points, [*self._weights, 0.0], rank)
+        if _exchanges(portfolio(best), self._ranked):
+            best_point(axes, points, [*self._weights, 0.0], rank_as_it_is)
+        return list(known.values())
+
+    def _numbers(self, weight: float, most: int) -> range:
+        """Returns how many slices of a shape there may be."""
+        of_shape = [option for option in self._ranked if option.weight == weight]
+        least = sum(option.at_least for option in of_shape)
+        last = min(sum(option.at_most for option in of_shape), as_many(most, weight))
+        return range(least, max(least, last) + 1)
+
+
+def _num_held(options: Sequence[ClassOption], weight: float) -> int:
+    return sum(option.held for option in options if option.weight == weight)
+
+
+def _exchanges(portfolio: Portfolio, options: Sequence[ClassOption]) -> bool:
+    """Returns whether slices of one shape take the place of slices of another that are there."""
+    changes = [
+        sum(portfolio.slices[o.name] for o in options if o.weight == weight)
+        - _num_held(options, weight)
+        for weight in {option.weight for option in options}
+    ]
+    return min(changes) < 0 < max(changes)
 
 
 def _num_slices(portfolio: Portfolio) -> int:
@@ -258,40 +208,13 @@ def _least_changed(found: Sequence[Portfolio], options: Sequence[ClassOption]) -
     some times an hour.
     """
     best = min(found, key=_rank)
-    weights = {option.weight for option in options}
-    if len(weights) == 1:
+    if not _exchanges(best, options):
         return best
-    held = {weight: sum(o.held for o in options if o.weight == weight) for weight in weights}
-
-    def exchanges(portfolio: Portfolio) -> bool:
-        changes = [
-            sum(portfolio.slices[o.name] for o in options if o.weight == weight) - held[weight]
-            for weight in weights
-        ]
-        return min(changes) < 0 < max(changes)
-
-    kept = min((each for each in found if not exchanges(each)), key=_rank, default=best)
+    kept = min((each for each in found if not _exchanges(each, options)), key=_rank, default=best)
     is_as_good = (kept.missing, kept.unsafe) <= (best.missing, best.unsafe)
     if is_as_good and kept.usd_per_hour <= _EXCHANGE_FACTOR * best.usd_per_hour:
         return kept
     return best
-
-
-def _of_other_shapes(ranked: Sequence[ClassOption], most: int) -> Iterator[Mapping[float, int]]:
-    """Yields how many slices of each shape but the smallest there may be, by weight.
-
-    With one shape that is nothing, once. Of large numbers not every one is tried.
-    """
-    weights = sorted({option.weight for option in ranked})[1:]
-    ranges = []
-    for weight in weights:
-        of_shape = [option for option in ranked if option.weight == weight]
-        least = sum(option.at_least for option in of_shape)
-        last = min(sum(option.at_most for option in of_shape), as_many(most, weight))
-        step = max(1, (last - least) // _MOST_TRIED)
-        ranges.append(sorted({*range(least, last + 1, step), max(least, last)}))
-    for counts in itertools.product(*ranges):
-        yield dict(zip(weights, counts, strict=True))
 
 
 def _most_worth_buying(total: int, floor: float, options: Sequence[ClassOption]) -> int:
@@ -356,11 +279,11 @@ def _filled(
     return slices
 
 
-def _most_lost(portfolio: Portfolio, options: Sequence[ClassOption]) -> float:
+def _most_lost(slices: Mapping[str, int], options: Sequence[ClassOption]) -> float:
     """The slices of the group that has most of them."""
     lost: dict[str, float] = {}
     for option in options:
         if option.group is not None:
-            carried = option.weight * portfolio.slices[option.name]
+            carried = option.weight * slices[option.name]
             lost[option.group] = lost.get(option.group, 0) + carried
     return _rounded(max(lost.values(), default=0))

@@ -86,6 +86,7 @@ class _Sharing:
     ) -> None:
         self._members = members
         self._asked = asked
+        self._known: dict[object, Portfolio] = {}
         self._quotas = {
             model: {
                 each.compute_class: each
@@ -126,7 +127,7 @@ class _Sharing:
         found: Shares = {}
         for model, asks in self._asked.items():
             mixes = [
-                cheapest_portfolio(asks.whole, asks.floor, options[model], asks.max_slices).slices
+                self._cheapest(asks, options[model]).slices
                 for options in (self.reliable, self.shared)
             ]
             found[model] = {name: max(mix[name] for mix in mixes) for name in self._quotas[model]}
@@ -244,7 +245,16 @@ class _Sharing:
             else each
             for each in options
         ]
-        return cheapest_portfolio(asks.whole, asks.floor, bounded, asks.max_slices)
+        return self._cheapest(asks, bounded)
+
+    def _cheapest(self, asks: SlicesAsked, options: Sequence[ClassOption]) -> Portfolio:
+        """Returns the cheapest mix, kept: what one model gets changes nothing for the others."""
+        bounds = asks.whole, asks.floor, asks.max_slices
+        asked = (*bounds, tuple(options))
+        if asked not in self._known:
+            whole, floor, max_slices = bounds
+            self._known[asked] = cheapest_portfolio(whole, floor, options, max_slices)
+        return self._known[asked]
 
     def _worth(
         self, model: str, name: str, count: int, options: Sequence[ClassOption], now: Portfolio

@@ -1,13 +1,15 @@
 """The cheapest mix, against every mix there is."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.policy.mix.portfolio import ClassOption, cheapest_portfolio, safest_worth_buying
+from autoscaling.policy.mix.portfolio import ClassOption, cheapest_portfolio
+from autoscaling.policy.mix.safety import safest_worth_buying
 
 
 @st.composite
@@ -204,6 +206,63 @@ def test_many_slices_of_three_shapes_are_chosen_from_in_good_time() -> None:
     assert found.missing == 0
     # 213 of the largest carry 1001.1, and are the cheapest per work.
     assert found.usd_per_hour <= 213 * 4.0 * 4.7**0.9 * 1.01
+
+
+@given(
+    st.lists(st.floats(0.7, 1.1), min_size=3, max_size=3),
+    st.sampled_from([(2.2, 4.7), (0.45, 3.1), (1.9, 2.0)]),
+    st.integers(30, 90),
+)
+def test_of_three_shapes_too_many_to_try_all_it_is_dearer_by_one_in_twenty_at_most(
+    exponents: list[float], larger: tuple[float, float], total: int
+) -> None:
+    weights = (1.0, *larger)
+    prices = [4.0 * weight**of for weight, of in zip(weights, exponents, strict=True)]
+    made = [
+        ClassOption(str(weight), price, 0, 400, weight=weight)
+        for weight, price in zip(weights, prices, strict=True)
+    ]
+    lightest = min(range(3), key=lambda place: weights[place])
+    first, second = (place for place in range(3) if place != lightest)
+    cheapest = math.inf
+    for one in range(math.ceil(total / weights[first]) + 1):
+        for two in range(math.ceil(total / weights[second]) + 1):
+            left = total - one * weights[first] - two * weights[second]
+            rest = max(0, math.ceil(left / weights[lightest] - 1e-6))
+            usd = one * prices[first] + two * prices[second] + rest * prices[lightest]
+            cheapest = min(cheapest, usd)
+    found = cheapest_portfolio(total, 0, made)
+    assert found.missing == 0
+    assert found.usd_per_hour <= 1.05 * cheapest
+
+
+def test_six_shapes_of_two_zones_are_chosen_from_in_good_time() -> None:
+    """All numbers of five shapes with each other would be two hundred million portfolios."""
+    made = [
+        ClassOption(f"{zone}-{weight}", price * weight**0.9, 0, 300, zone, weight=weight)
+        for zone, price in (("a", 4.0), ("b", 4.4), (None, 20.0))
+        for weight in (1.0, 2.2, 4.7, 9.8, 12.0, 24.0)
+    ]
+    found = cheapest_portfolio(300, 75.0, made)
+    assert found.missing == found.unsafe == 0
+    # As of the largest shape alone, or less.
+    of_largest = cheapest_portfolio(300, 75.0, [each for each in made if each.weight == 24.0])
+    assert found.usd_per_hour <= of_largest.usd_per_hour
+
+
+@given(st.integers(1, 12), st.integers(0, 8))
+def test_maximum_comes_before_total_and_floor(max_slices: int, beyond: int) -> None:
+    made = [
+        ClassOption("a", 1.0, 0, 20, "x", weight=1.0),
+        ClassOption("b", 1.5, 0, 20, "y", weight=1.0),
+        ClassOption("c", 3.0, 0, 2, weight=2.5),
+    ]
+    for shapes in (made[:2], made):
+        found = cheapest_portfolio(max_slices, max_slices, shapes, max_slices)
+        assert sum(found.slices.values()) <= max_slices
+        demand = float(max_slices + beyond)
+        worth = safest_worth_buying(max_slices, 0, demand, shapes, 1e4, max_slices)
+        assert sum(worth.slices.values()) <= max_slices
 
 
 def test_large_slices_of_two_zones_cover_a_need_and_its_floor() -> None:
