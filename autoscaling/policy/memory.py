@@ -18,7 +18,6 @@ _CLOCK_SKEW_S = 60.0
 _Tuple = Field(strict=False)
 _NotNegative = Annotated[float, Field(ge=0)]
 _Duration = Annotated[float, Field(ge=0, le=30 * 86_400.0)]
-_Count = Annotated[int, Field(ge=0)]
 _Sum = Annotated[float, Field(ge=0, le=1e15)]
 
 
@@ -79,8 +78,10 @@ class ClassRecord(_Record):
     load_s: Annotated[tuple[_Duration, ...], _Tuple]
     held_hours: _NotNegative
     had_hours: _NotNegative
-    num_losses: _Count
-    num_outages: _Count
+    num_losses: _NotNegative
+    """Those count less with time; an earlier build wrote whole numbers."""
+    num_outages: _NotNegative
+    """Likewise."""
     backoff: BackoffRecord
 
 

@@ -90,10 +90,11 @@ class SlicewisePolicy:
             raise ValueError(f"compute classes are {names}; allowed: one or more, each once")
         self._profiles = Profiles(profile, profiles)
         self._rules = rules
-        learned = {} if memory is None else memory.classes
         self._classes = {
-            each.name: ClassHistory.from_record(each, rules, learned[each.name])
-            if each.name in learned
+            each.name: ClassHistory.from_record(
+                each, rules, memory.classes[each.name], memory.written_at_s
+            )
+            if memory is not None and each.name in memory.classes
             else ClassHistory(each, rules)
             for each in terms
         }

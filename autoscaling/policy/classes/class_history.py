@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from autoscaling.policy.classes.backoff import Backoff
 from autoscaling.policy.classes.expected_slices import ExpectedSlices
 from autoscaling.policy.classes.known_ends import KnownEnds, leaves_in
+from autoscaling.policy.classes.loss_rates import LossRates
 from autoscaling.policy.classes.slice_times import SliceTimes
 from autoscaling.policy.memory import ClassRecord
 from autoscaling.policy.rules import Rules
@@ -22,10 +23,6 @@ from serving.domain.slice_lifecycle import WAITING, EndCause, SliceState
 
 # How much later than usual an order may be where no patience is given.
 _LATE_FACTOR = 1.5
-# What a prior rate of losses weighs, in slice-hours of experience.
-_PRIOR_HOURS = 24.0
-# What it weighs for the loss of all at once, in hours in which slices of the class are held.
-_PRIOR_OUTAGE_HOURS = 12.0
 
 
 @dataclass(slots=True)
@@ -35,11 +32,7 @@ class ClassHistory:
     terms: ComputeClass
     rules: Rules
     _times: SliceTimes = field(default_factory=SliceTimes)
-    _held_hours: float = 0.0
-    _had_hours: float = 0.0
-    _num_losses: int = 0
-    _num_outages: int = 0
-    _observed_at_s: float | None = None
+    _rates: LossRates = field(default_factory=LossRates)
     _backoff: Backoff = field(init=False)
     _ends: KnownEnds = field(default_factory=KnownEnds)
     _allowed: int | None = None
@@ -51,16 +44,15 @@ class ClassHistory:
         self._backoff = Backoff(self.rules)
 
     @classmethod
-    def from_record(cls, terms: ComputeClass, rules: Rules, record: ClassRecord) -> "ClassHistory":
+    def from_record(
+        cls, terms: ComputeClass, rules: Rules, record: ClassRecord, written_at_s: float
+    ) -> "ClassHistory":
         """Returns the history with the experience of an earlier one; slices it has seen none."""
         history = cls(
             terms,
             rules,
             SliceTimes(record.provisioning_s, record.load_s),
-            _held_hours=record.held_hours,
-            _had_hours=record.had_hours,
-            _num_losses=record.num_losses,
-            _num_outages=record.num_outages,
+            LossRates.from_record(record, written_at_s),
         )
         history._backoff = Backoff.from_record(rules, record.backoff)
         return history
@@ -70,10 +62,10 @@ class ClassHistory:
         return ClassRecord(
             provisioning_s=self._times.took_to_come_s,
             load_s=self._times.took_to_load_s,
-            held_hours=self._held_hours,
-            had_hours=self._had_hours,
-            num_losses=self._num_losses,
-            num_outages=self._num_outages,
+            held_hours=self._rates.held_hours,
+            had_hours=self._rates.had_hours,
+            num_losses=self._rates.num_losses,
+            num_outages=self._rates.num_outages,
             backoff=self._backoff.to_record(),
         )
 
@@ -85,18 +77,11 @@ class ClassHistory:
         Only what was taken away is the class's doing; an engine that fails does so anywhere.
         """
         held_before = self._times.num_held
-        if self._observed_at_s is not None:
-            elapsed_h = max(0.0, now_s - self._observed_at_s) / 3600
-            self._held_hours += held_before * elapsed_h
-            self._had_hours += elapsed_h if held_before else 0.0
-        self._observed_at_s = now_s
         was_out_of_stock = self._backoff.is_out_of_stock
         delivered = self._times.observe(slices, self._room_since_s)
         self._ends.observe(now_s, slices, self.lead_s)
         num_taken = sum(1 for each in losses if each.cause == EndCause.PREEMPTED)
-        self._num_losses += num_taken
-        if num_taken >= max(1, held_before / 2):
-            self._num_outages += 1
+        self._rates.observe(now_s, held_before, num_taken)
         oldest_at_s = _oldest_order_at_s(slices)
         late_s = 0.0
         if oldest_at_s is not None and not self._is_full:
@@ -153,14 +138,12 @@ class ClassHistory:
     @property
     def losses_per_hour(self) -> float:
         """The expected losses of one slice in an hour, as configured and as observed."""
-        prior = self.terms.losses_per_hour * _PRIOR_HOURS
-        return (prior + self._num_losses) / (_PRIOR_HOURS + self._held_hours)
+        return self._rates.losses_per_hour(self.terms)
 
     @property
     def outages_per_hour(self) -> float:
         """The expected losses of half the class or more at once, per hour in which it is held."""
-        prior = self.terms.losses_per_hour * _PRIOR_OUTAGE_HOURS
-        return (prior + self._num_outages) / (_PRIOR_OUTAGE_HOURS + self._had_hours)
+        return self._rates.outages_per_hour(self.terms)
 
     @property
     def usd_per_useful_hour(self) -> float:

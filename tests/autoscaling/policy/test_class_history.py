@@ -1,5 +1,6 @@
 """What is learned of a compute class, and when it is relied on."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -250,7 +251,7 @@ def test_order_of_a_stock_out_teaches_nothing_after_a_restart_either() -> None:
     orders = [view(f"s-{number}", SliceState.PROVISIONING, 0) for number in range(6)]
     history.observe(0.0, orders, [])
     history.observe(10_000.0, orders, [])
-    history = ClassHistory.from_record(SPOT, RULES, history.to_record())
+    history = ClassHistory.from_record(SPOT, RULES, history.to_record(), 10_000.0)
     history.observe(10_010.0, [replace(each, coming_since_s=10_000.0) for each in orders], [])
     came = [view(each.slice_id, SliceState.LOADING, 10_050) for each in orders]
     history.observe(10_050.0, came, [])
@@ -267,13 +268,61 @@ def test_slice_that_was_not_seen_while_it_loaded_shows_nothing_of_how_long_one_t
     assert (history.provisioning_s, history.load_s) == (SPOT.provisioning_s, SPOT.load_s)
 
 
+def counted_h(hours: float) -> float:
+    """What so many hours until now count as: those of a day ago count half."""
+    return (1 - 0.5 ** (hours / 24)) * 24 / math.log(2)
+
+
 def test_prior_rate_of_losses_gives_way_to_experience() -> None:
     history = ClassHistory(replace(SPOT, losses_per_hour=1.0), RULES)
     held = [view("a", SliceState.READY, 0)]
     history.observe(0, held, [])
     assert history.losses_per_hour == pytest.approx(1.0)
     history.observe(240 * 3600, held, [])
-    assert history.losses_per_hour == pytest.approx(24 / 264)
+    assert history.losses_per_hour == pytest.approx(24 / (24 + counted_h(240)))
+    assert history.losses_per_hour < 0.42, "a class that is always held is known by 35 hours"
+
+
+def test_experience_fades_whether_a_class_is_held_or_not() -> None:
+    history = ClassHistory(replace(SPOT, losses_per_hour=0.02), RULES)
+    for hour in range(12):
+        history.observe(3600.0 * hour, [view("a", SliceState.READY, 0)], [])
+        history.observe(3600.0 * hour + 3599, [], [lost("a", 1)])
+    worst = (history.losses_per_hour, history.outages_per_hour)
+    assert min(worst) > 0.3
+    rates = []
+    for day in range(1, 11):
+        history.observe(12 * 3600 + day * 86_400.0, [], [])
+        rates.append((history.losses_per_hour, history.outages_per_hour))
+    for losses, outages in (worst, *rates[:4]):
+        assert min(losses, outages) > 0.03, "for some days it is remembered"
+    for losses, outages in rates[6:]:
+        assert max(losses, outages) < 0.03, "then the operator's word is as good"
+    assert rates == sorted(rates, reverse=True)
+
+
+@given(st.lists(st.integers(1, 100_000), max_size=20))
+def test_experience_fades_the_same_however_often_one_looks(instants_s: list[int]) -> None:
+    often, seldom = ClassHistory(SPOT, RULES), ClassHistory(SPOT, RULES)
+    held = [view("a", SliceState.READY, 0), view("b", SliceState.READY, 0)]
+    for history, looks_s in ((often, [0, *sorted(instants_s), 100_001]), (seldom, [0, 100_001])):
+        for instant_s in looks_s:
+            history.observe(instant_s, held, [])
+        history.observe(200_000, [], [])
+        history.observe(300_000, [], [])
+    assert often.losses_per_hour == pytest.approx(seldom.losses_per_hour)
+    assert often.outages_per_hour == pytest.approx(seldom.outages_per_hour)
+
+
+def test_experience_fades_while_no_policy_runs() -> None:
+    history = ClassHistory(replace(SPOT, losses_per_hour=0.0), RULES)
+    history.observe(0.0, [view("a", SliceState.READY, 0)], [])
+    history.observe(3600.0, [], [lost("a", 1)])
+    again = ClassHistory.from_record(history.terms, RULES, history.to_record(), 3600.0)
+    history.observe(3600.0 + 4 * 86_400, [], [])
+    again.observe(3600.0 + 4 * 86_400, [], [])
+    assert again.outages_per_hour == pytest.approx(history.outages_per_hour)
+    assert again.outages_per_hour < 0.01
 
 
 def test_price_of_a_useful_hour_holds_the_loading_that_losses_cost() -> None:
@@ -297,7 +346,7 @@ def test_outage_is_the_loss_of_half_or_more_at_once() -> None:
     history.observe(12 * 3600, slices[1:], [lost("a", 1)])
     assert history.outages_per_hour == 0.0
     history.observe(12 * 3600, slices[3:], [lost("b", 2), lost("c", 2)])
-    assert history.outages_per_hour == pytest.approx(1 / 24)
+    assert history.outages_per_hour == pytest.approx(1 / (12 + counted_h(12)))
 
 
 OWN_CAUSES = sorted(set(EndCause) - {EndCause.PREEMPTED})
@@ -328,5 +377,5 @@ def test_preemption_counts_however_many_engines_fail_beside_it() -> None:
     history.observe(0, slices, [])
     losses = [lost("a", 1), lost("b", 1, "unhealthy"), lost("c", 1, "boot_failed")]
     history.observe(12 * 3600, slices[3:], losses)
-    assert history.losses_per_hour == pytest.approx(1 / (24 + 48))
+    assert history.losses_per_hour == pytest.approx(1 / (24 + 4 * counted_h(12)))
     assert history.outages_per_hour == 0.0

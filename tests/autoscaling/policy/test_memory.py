@@ -117,7 +117,7 @@ def test_experience_of_a_class_comes_back(
     history = ClassHistory(SPOT, RULES)
     for now_s, slices, losses in looks:
         history.observe(now_s, slices, losses)
-    again = ClassHistory.from_record(SPOT, RULES, history.to_record())
+    again = ClassHistory.from_record(SPOT, RULES, history.to_record(), now_s)
     assert again.to_record() == history.to_record()
     for name in ("lead_s", "losses_per_hour", "outages_per_hour", "backoff_reason"):
         assert getattr(again, name) == getattr(history, name)
