@@ -141,7 +141,11 @@ class ModelScaler:
     def to_record(self, now_s: float) -> PolicyRecord | None:
         """Returns what the policy has learned until now; `None` before its first decision."""
         try:
-            return None if self._policy is None else self._policy.to_record(now_s)
+            if self._policy is None:
+                return None
+            # It is of the model, whichever classes have a deployment now.
+            shape = self._settings.slice_shape
+            return self._policy.to_record(now_s).model_copy(update={"slice_shape": shape})
         except ValueError as error:  # it learned what cannot be: a record of it would be refused
             logger.warning("policy_memory_unfit model=%s reason=%r", self.model, str(error))
             return None

@@ -15,9 +15,7 @@ from autoscaling.policy.memory import (
     PolicyRecord,
     decode_memory,
     encode_memory,
-    slice_shape_of,
 )
-from autoscaling.policy.profiles import Profiles
 from autoscaling.policy_config import ModelSettings
 from serving.domain.plan_report import REPORT_KEY, PlanReport, encode_report
 
@@ -65,9 +63,7 @@ def recall_memories(
         if text is None:
             continue
         try:
-            its = settings[model]
-            shape = slice_shape_of(Profiles(its.profile, its.profiles))
-            found[model] = decode_memory(text, shape, now_s)
+            found[model] = decode_memory(text, settings[model].slice_shape, now_s)
         except PolicyMemoryError as error:
             logger.warning("policy_memory_ignored model=%s reason=%r", model, str(error))
         else:

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoscaling.observations import ASSUMED_TOKENS, Tokens
+from autoscaling.policy.memory import slice_shape_of
+from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy.rules import Rules
 from autoscaling.prices.table import PricedMarket, PriceError, PriceTable, price_table
@@ -200,6 +202,11 @@ class ModelSettings:
     assumed: Tokens
     priority: int = 0
     profiles: Mapping[str, CapacityProfile] = field(default_factory=dict)
+
+    @property
+    def slice_shape(self) -> str:
+        """The model's slices in words, whether or not all classes have a deployment now."""
+        return slice_shape_of(Profiles(self.profile, self.profiles))
 
 
 @dataclass(frozen=True, slots=True)

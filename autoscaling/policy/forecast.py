@@ -126,7 +126,8 @@ class Forecaster:
         self._methods: dict[tuple[float, str], _Method] = {}
         self._asked_at_s: dict[float, float] = {}  # by horizon
         self.tokens = (0.0, 0.0)
-        """Prompt and output tokens of a request lately, on average; 0 before the first."""
+        """Prompt and output tokens of a request lately, on average; what is told of one before the
+        first, and 0 before anything is told."""
 
     @classmethod
     def from_record(cls, record: ForecastRecord, cost: Cost) -> "Forecaster":
@@ -247,7 +248,9 @@ class Forecaster:
             ):
                 break
         if num_requests <= 0:
-            return self.tokens
+            # Before the first request, what is assumed of one: the first burst costs something.
+            newest = self._buckets[-1]
+            return self.tokens if any(self.tokens) else (newest.input_tokens, newest.output_tokens)
         mean = _mean(latest)
         return mean.input_tokens, mean.output_tokens
 

@@ -124,6 +124,8 @@ class PolicyRecord(_Record):
     classes: dict[str, ClassRecord]
     reserve_share: Annotated[float, Field(ge=0, le=1)] = 1.0
     """How much of its reserve the need keeps; see `Reserve`. An earlier build wrote none."""
+    busy_at_s: float | None = None
+    """When there was work last; `null`: never, as far as is known. An earlier build wrote none."""
 
 
 def slice_shape_of(profiles: Profiles) -> str:

@@ -250,6 +250,7 @@ class SlicewisePolicy:
             forecast=self._need.forecaster.to_record(),
             learned=self.learned.to_record(),
             reserve_share=self._need.reserve.share,
+            busy_at_s=self._need.busy_at_s,
             classes={name: each.to_record() for name, each in self._classes.items()},
         )
         return self._time.recorded(record)

@@ -66,18 +66,22 @@ class SteadyTime:
         ahead_s = self._ahead_s
         if not ahead_s:
             return record
+
+        def earlier(at_s: float | None) -> float | None:
+            return None if at_s is None else at_s - ahead_s
+
         classes = {}
         for name, each in record.classes.items():
             until_s, failed_at_s = each.backoff.until_s, each.backoff.failed_at_s
-            instants = {
-                "until_s": None if until_s is None else until_s - ahead_s,
-                "failed_at_s": None if failed_at_s is None else failed_at_s - ahead_s,
-            }
+            instants = {"until_s": earlier(until_s), "failed_at_s": earlier(failed_at_s)}
             backoff = each.backoff.model_copy(update=instants)
             classes[name] = each.model_copy(update={"backoff": backoff})
         since_s = record.forecast.since_s - ahead_s
         forecast = record.forecast.model_copy(update={"since_s": since_s})
-        return record.model_copy(update={"classes": classes, "forecast": forecast})
+        busy_at_s = earlier(record.busy_at_s)
+        return record.model_copy(
+            update={"classes": classes, "forecast": forecast, "busy_at_s": busy_at_s}
+        )
 
     def _view(self, each: SliceView) -> SliceView:
         now_s, ahead_s = self._now_s, self._ahead_s

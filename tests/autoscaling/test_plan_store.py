@@ -183,3 +183,20 @@ def test_nothing_is_known_the_first_time(
 ) -> None:
     assert recall_memories([SETTINGS], NOW_S, executor, lambda _model: None) == {}
     assert caplog.records == []
+
+
+def test_memory_is_recalled_while_a_class_of_another_shape_has_no_deployment(
+    executor: ThreadPoolExecutor,
+) -> None:
+    large = PROFILE.model_copy(update={"generation": "v6e", "topology": "2x4"})
+    terms = (*TERMS, ComputeClass("spot-2x4", 8.0, is_revocable=True))
+    settings = replace(SETTINGS, terms=terms, profiles={"spot-2x4": large})
+    for deployed in (("spot",), ("spot", "spot-2x4"), ("spot",)):
+        bounds = {name: Bounds(1, 0, 50) for name in deployed}
+        writer = DecisionWriter(executor, lambda _: None, lambda *_: None)
+        scaler = ModelScaler(settings, writer)
+        scaler.decide(ServeState(NOW_S, {}, (), bounds))
+        record = scaler.to_record(NOW_S)
+        assert record is not None
+        text = encode_memory(record)
+        assert recall_memories([settings], NOW_S, executor, lambda _, it=text: it) == {"m": record}

@@ -90,7 +90,8 @@ class ModelNeed:
             else learned_of_record(memory.learned, profiles)
         )
         self._learned_at_s: float | None = None
-        self._busy_at_s: float | None = None
+        self.busy_at_s: float | None = None if memory is None else memory.busy_at_s
+        """When there was work last; `None`: never."""
         # By the class for whose time they are; "" is the base.
         self._held: defaultdict[str, HeldDemand] = defaultdict(
             lambda: HeldDemand(rules.drain_delay_s)
@@ -169,7 +170,7 @@ class ModelNeed:
 
     def _learn(self, now_s: float, load: ModelLoad) -> None:
         if load.has_work:
-            self._busy_at_s = now_s
+            self.busy_at_s = now_s
         elapsed_s = 0.0 if self._learned_at_s is None else max(0.0, now_s - self._learned_at_s)
         self._learned_at_s = now_s
         self.learned = self.learned.seen(elapsed_s, load, self._profiles, self._rules)
@@ -297,8 +298,6 @@ class ModelNeed:
 
     def _bounded(self, now_s: float, load: ModelLoad, wanted: int) -> int:
         rules = self._rules
-        if load.has_work or (
-            self._busy_at_s is not None and now_s - self._busy_at_s < rules.idle_s
-        ):
+        if load.has_work or (self.busy_at_s is not None and now_s - self.busy_at_s < rules.idle_s):
             wanted = max(wanted, 1)
         return min(max(wanted, rules.min_slices), rules.max_slices)

@@ -199,3 +199,36 @@ def test_class_that_is_new_or_gone_is_no_matter() -> None:
     plan = policy.decide(Observation(now_s, load(38.0, now_s), Fleet((), {})))
     assert plan.targets == {"reserved": 2, "flex-start": 2}
     assert set(policy.to_record(now_s).classes) == {"reserved", "flex-start"}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_time_without_a_request_goes_on_over_a_restart(restarts: bool) -> None:
+    rules = replace(RULES, idle_s=4 * 3600.0)
+    world = World.of(rules=rules)
+    world.run(9, 1800)
+    world.run(0, 600)
+    if restarts:
+        memory = decode_memory(
+            encode_memory(world.policy.to_record(world.now_s)), SHAPE, world.now_s
+        )
+        world.policy = SlicewisePolicy(PROFILE, world.terms, rules, memory)
+    world.run(0, 3 * 3600)
+    assert sum(world.targets.values()) == 1
+    world.run(0, 3600)
+    assert sum(world.targets.values()) == 0
+
+
+def test_record_of_the_earlier_build_is_read() -> None:
+    world = World.of(SPOT, ON_DEMAND)
+    world.run(98, 900)
+    world.lose("spot")
+    world.run(98, 300)
+    written = json.loads(encode_memory(world.policy.to_record(world.now_s)))
+    del written["busy_at_s"]
+    for each in written["classes"].values():
+        each["num_losses"], each["num_outages"] = 10, 1
+    record = decode_memory(json.dumps(written).encode(), SHAPE, world.now_s)
+    assert record.busy_at_s is None
+    assert record.classes["spot"].num_losses == 10
+    again = SlicewisePolicy(PROFILE, world.terms, RULES, record)
+    assert again.to_record(world.now_s).classes["spot"].num_outages == 1
