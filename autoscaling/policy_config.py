@@ -281,6 +281,12 @@ def _model_settings(
             terms.append(_class_terms(class_name, given, of_class, prices, region))
         except ValueError as error:
             problems.append(f"{at}.classes.{class_name}: {error}")
+    least = sum(each.min_slices for each in terms)
+    if least > rules.max_slices:
+        problems.append(
+            f"{at}.rules.max_slices is {rules.max_slices}; allowed: {least} or more, which are the"
+            " min_slices of the classes"
+        )
     if problems:
         raise PolicyConfigError("; ".join(problems))
     assumed = Tokens(model.assumed_tokens.input, model.assumed_tokens.output)

@@ -122,6 +122,10 @@ def test_profile_may_stand_in_a_file_below_the_root(tmp_path: Path) -> None:
             r"classes\.reserved: .*min_slices=3 must lie in 0\.\.2",
         ),
         ({"rules": {"min_slices": 3, "max_slices": 2}}, r"models\.m\.rules: min_slices is 3"),
+        (
+            {"rules": {"max_slices": 2}, "classes": {"reserved": {"min_slices": 3}}},
+            r"models\.m\.rules\.max_slices is 2; allowed: 3 or more, which are the min_slices",
+        ),
         ({"rules": {"floor_ratio": 1.5}}, r"rules\.floor_ratio is 1\.5"),
         ({"profile": "nowhere.yaml"}, r"models\.m\.profile: .*nowhere\.yaml cannot be read"),
         ({"profile": PROFILE | {"base_s": 0.0}}, r"profile.*base_s is 0\.0"),
