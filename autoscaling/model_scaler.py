@@ -32,6 +32,7 @@ from autoscaling.policy.quotas.records import (
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from autoscaling.unseen_orders import UnseenOrders, unseen_words
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport
@@ -107,6 +108,8 @@ class ModelScaler:
         self._watch = GatewayWatch(settings.model)
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
+        self._unseen_orders = UnseenOrders()
+        self._unseen: tuple[SliceView, ...] = ()
         self._slices_known_s: float | None = None  # when the directory's list was read last
         self._report: FleetReport | None = None  # the last one that could be read
         # Losses reported before. `None` before the first report: its losses are older than we are.
@@ -217,7 +220,8 @@ class ModelScaler:
         self._sink.decided(self.model, self._observation, share, plan)
         if self._observation.load is None:  # these messages are clearer than the policy's own
             plan = replace(plan, alerts=self._unknown)
-        return replace(plan, alerts=(*plan.alerts, *self._misfits))
+        unseen = unseen_words(plan.at_s, self._unseen)
+        return replace(plan, alerts=(*plan.alerts, *unseen, *self._misfits))
 
     def _policy_for(
         self, deployments: Mapping[str, Bounds], now_s: float
@@ -227,11 +231,7 @@ class ModelScaler:
         Other bounds make another policy, with the memory of the one before.
         """
         terms = {
-            each.name: replace(
-                each,
-                min_slices=max(each.min_slices, deployments[each.name].least),
-                max_slices=min(each.max_slices, deployments[each.name].most),
-            )
+            each.name: _within(each, deployments[each.name])
             for each in self._settings.terms
             if each.name in deployments
         }
@@ -239,6 +239,13 @@ class ModelScaler:
         alerts = [
             f"{self.model} has no deployment that scales on {name}; it is not planned for"
             for name in sorted(known - set(deployments))
+        ]
+        alerts += [
+            f"{each.name} may have {each.min_slices} to {each.max_slices} slices by the policy and "
+            f"{deployments[each.name].least} to {deployments[each.name].most} by its deployment, "
+            f"which counts"
+            for each in self._settings.terms
+            if each.name in terms and _contradicts(each, deployments[each.name])
         ]
         if self._policy is None or terms != self._terms:
             settings, memory = self._settings, self.to_record(now_s) or self._memory
@@ -259,6 +266,7 @@ class ModelScaler:
         share chips: another one would give up what this one may not need.
         """
         unknown: list[str] = []
+        targets = {name: serve_state.deployments[name].target for name in self._terms}
         max_age_s = self._settings.rules.max_load_age_s
         load: ModelLoad | None = None
         losses: tuple[SliceLoss, ...] = ()
@@ -292,12 +300,13 @@ class ModelScaler:
             self._report = report
             self._slices_known_s = serve_state.now_s
             engines = () if load is None else load.engines
-            self._slices = slices_of(self.model, report, self._terms, engines)
+            told = slices_of(self.model, report, self._terms, engines)
+            self._unseen = self._unseen_orders.look(serve_state.now_s, targets, told)
+            self._slices = (*told, *self._unseen)
             all_losses = losses_of(self.model, report)
             if self._known_losses is not None:
                 losses = tuple(each for each in all_losses if each not in self._known_losses)
             self._known_losses = frozenset(all_losses)
-        targets = {name: serve_state.deployments[name].target for name in self._terms}
         fleet = Fleet(self._slices, targets, losses, late)
         return Observation(serve_state.now_s, load, fleet), tuple(unknown)
 
@@ -380,6 +389,17 @@ def decide_together(
         plans[model] = by_model[model].plan(states[model], share)
         book.take(model, by_model[model].targets)
     return tuple(plans[each.model] for each in scalers)
+
+
+def _within(terms: ComputeClass, bounds: Bounds) -> ComputeClass:
+    """Returns a class within the bounds of its deployment, which are Serve's and come first."""
+    most = max(min(terms.max_slices, bounds.most), bounds.least)
+    least = min(max(terms.min_slices, bounds.least), most)
+    return replace(terms, min_slices=least, max_slices=most)
+
+
+def _contradicts(terms: ComputeClass, bounds: Bounds) -> bool:
+    return terms.min_slices > bounds.most or terms.max_slices < bounds.least
 
 
 def _shown(decisions: tuple[Decision, ...]) -> tuple[PlanChange, ...]:

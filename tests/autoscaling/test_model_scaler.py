@@ -100,6 +100,18 @@ class Stage:
         return ServeState(**(fields | changes))
 
 
+def ready(**counts: int) -> tuple[SliceRecord, ...]:
+    """Replicas that serve, so many of each class."""
+    serving = SliceLifecycle.begin(NOW_S - 60)
+    for state in (SliceState.RESERVED, SliceState.LOADING, SliceState.READY):
+        serving = serving.enter(state, NOW_S - 30, "it serves")
+    return tuple(
+        SliceRecord(f"{name}-{number}", "m", name, serving)
+        for name, count in counts.items()
+        for number in range(count)
+    )
+
+
 def lost(name: str, at_s: float) -> SliceRecord:
     life = SliceLifecycle.begin(at_s - 60).enter(SliceState.RESERVED, at_s - 30, "held")
     return SliceRecord(name, "m", "spot", life.end(EndCause.PREEMPTED, at_s, "taken away"))
@@ -317,7 +329,7 @@ def test_policy_that_fails_scales_nothing_and_says_so_once(
 def test_failure_later_keeps_the_last_plan_not_what_serve_has() -> None:
     stage = Stage()
     stage.step(45.0)
-    plan = stage.step(deployments={"reserved": Bounds(0, 3, 2), "spot": Bounds(0, 0, 50)})
+    plan = stage.step(deployments={"reserved": Bounds(0, -1, -1), "spot": Bounds(0, 0, 50)})
     assert plan.num_failures == 1
     assert stage.scaler.targets == {"reserved": 2, "spot": 3}
 
@@ -352,6 +364,45 @@ def test_deployments_bound_their_classes_and_other_bounds_begin_anew() -> None:
     assert second.forecast.rates == (500.0,)
 
 
+def test_bounds_that_contradict_those_of_a_deployment_stop_no_scaling() -> None:
+    terms = (TERMS[0], replace(TERMS[1], min_slices=3))
+    scaler = ModelScaler(ModelSettings("m", PROFILE, RULES, terms, Tokens(100.0, 100.0)), Sink())
+    narrow = EMPTY | {"spot": Bounds(0, 0, 2)}
+    plan = scaler.decide(Stage().serve_state(500.0, deployments=narrow))
+    assert plan.targets == {"reserved": 2, "spot": 2}
+    assert plan.alerts == (
+        "spot may have 3 to 50 slices by the policy and 0 to 2 by its deployment, which counts",
+    )
+
+
+def test_order_that_serve_does_not_start_is_late_and_another_class_is_asked() -> None:
+    """It gives a deployment up whose replicas fail, or Ray has no room for their actors."""
+    terms = (TERMS[1], ComputeClass("on-demand", 10.0, max_slices=50))
+    scaler = ModelScaler(ModelSettings("m", PROFILE, RULES, terms, Tokens(100.0, 100.0)), Sink())
+    stage = Stage()
+    targets = {"spot": 0, "on-demand": 0}
+    plans = []
+    for _ in range(60):
+        stage.now_s += 10.0
+        bounds = {name: Bounds(target, 0, 50) for name, target in targets.items()}
+        plans.append(scaler.decide(stage.serve_state(45.0, deployments=bounds)))
+        targets = dict(plans[-1].targets)
+    first, last = plans[0], plans[-1]
+    assert first.targets == {"spot": 5, "on-demand": 0}
+    assert first.alerts == ()
+    assert last.targets == {"spot": 5, "on-demand": 5}
+    assert any("starts too few replicas of spot" in alert for alert in last.alerts)
+    # Once its replicas tell of themselves they are late by their own time.
+    stage.records = tuple(
+        SliceRecord(f"s{number}", "m", "spot", SliceLifecycle.begin(stage.now_s))
+        for number in range(5)
+    )
+    stage.now_s += 10.0
+    bounds = {name: Bounds(target, 0, 50) for name, target in targets.items()}
+    plan = scaler.decide(stage.serve_state(45.0, deployments=bounds))
+    assert not any("replicas of spot" in alert for alert in plan.alerts)
+
+
 def test_class_without_a_deployment_is_not_planned_for() -> None:
     stage = Stage()
     plan = stage.step(45.0, deployments={"reserved": Bounds(0, 0, 2)})
@@ -366,6 +417,7 @@ def test_change_is_one_line_in_the_log_and_a_hold_one_warning(
     have = {"reserved": Bounds(2, 0, 2), "spot": Bounds(3, 0, 50)}
     with caplog.at_level(logging.INFO, "ray.serve.slicewise"):
         stage.step(45.0)
+        stage.records = ready(reserved=2, spot=3)
         for _ in range(3):
             stage.step(45.0, deployments=have)
         for _ in range(3):
@@ -381,7 +433,7 @@ def told(rate: float, at_s: float) -> Report:
 
 
 def test_late_gateway_lets_the_need_rise_and_not_fall() -> None:
-    stage = Stage(rules=replace(RULES, forecast_share=0.0))
+    stage = Stage(rules=replace(RULES, forecast_share=0.0), records=ready(reserved=2, spot=7))
     many = {"reserved": Bounds(2, 0, 2), "spot": Bounds(7, 0, 50)}
     last = told(45.0, stage.now_s + 10.0)
 
@@ -399,7 +451,7 @@ def test_late_gateway_lets_the_need_rise_and_not_fall() -> None:
 
 
 def test_gateway_that_is_silent_for_long_is_left_out_and_told() -> None:
-    stage = Stage(rules=replace(RULES, forecast_share=0.0))
+    stage = Stage(rules=replace(RULES, forecast_share=0.0), records=ready(reserved=2, spot=7))
     many = {"reserved": Bounds(2, 0, 2), "spot": Bounds(7, 0, 50)}
     last = told(45.0, stage.now_s + 10.0)
     for _ in range(30):
