@@ -19,6 +19,7 @@ from autoscaling.observations import (
     losses_of,
     slices_of,
 )
+from autoscaling.policy.classes.unseen_orders import UnseenOrders, unseen_words
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.quotas.chip_book import ChipBook
@@ -32,7 +33,6 @@ from autoscaling.policy.quotas.records import (
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
 from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
-from autoscaling.unseen_orders import UnseenOrders, unseen_words
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import FleetReport

@@ -1,7 +1,7 @@
 """What Serve was asked for and does not start is seen, and only that."""
 
+from autoscaling.policy.classes.unseen_orders import UnseenOrders, unseen_words
 from autoscaling.records import SliceView
-from autoscaling.unseen_orders import UnseenOrders, unseen_words
 from serving.domain.slice_lifecycle import SliceState
 
 
