@@ -524,11 +524,11 @@ def test_nobody_waits_for_longer_than_was_forecast_though_others_come_meanwhile(
         request = line.request(
             work, patience_s, overdue_at_s=at_s + overdue_s, name=f"{work} {at_s}"
         )
-        wait_s = line.forecast.wait_s(request, one, at_s)
+        # What the engine is at is not in the line: it is asked as of when that is over. Parts are
+        # whole requests, so that one of any length may be taken before its own part has come, and
+        # the overdue may have part of an earlier one due.
+        wait_s = line.forecast.wait_s(request, one, engine_free_s)
         assert wait_s is not None
-        # What the engine is at is not in the line, and meanwhile it is no more in time. One of any
-        # length may be taken before it, and the parts of it are whole requests.
-        wait_s += 4 * (engine_free_s - at_s) + 4 * 3000.0 / RATE
-        told[request.request_id] = at_s + wait_s
+        told[request.request_id] = engine_free_s + wait_s + 6 * 3000.0 / RATE
         line.waiting.add(request)
     take_until(math.inf)
