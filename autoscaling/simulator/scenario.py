@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from autoscaling.prices.table import PricedMarket
 from serving.domain.capacity.objectives import ObjectivesConfig
 from serving.domain.capacity.slice_profile import CapacityProfile
+from serving.domain.limits import REQUEST_DEADLINE_S
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -156,7 +157,7 @@ class Scenario(_Part):
     classes: Annotated[list[ScenarioClass], Field(min_length=1)]
     load: Annotated[DayLoad | StagesLoad, Field(discriminator="kind")]
     duration_s: _Positive
-    request_deadline_s: _Positive = 120.0
+    request_deadline_s: _Positive = REQUEST_DEADLINE_S
     """How long a request may wait for a slice before it has failed."""
     initial_slices: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """Slices that are ready when the run begins, by class."""

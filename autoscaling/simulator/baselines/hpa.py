@@ -20,6 +20,7 @@ from collections import deque
 
 from autoscaling.records import Observation, Plan
 from autoscaling.simulator.baselines.layout import BaselineLayout
+from autoscaling.simulator.baselines.periods import begun_at_s
 from autoscaling.simulator.baselines.sizing import Sizing
 
 TOLERANCE = 0.1
@@ -48,7 +49,7 @@ class HorizontalPodAutoscaler:
             self._recommended.append((now_s, self._current))
         if load is None or now_s - self._synced_at_s < SYNC_PERIOD_S - 1e-6:
             return self._layout.plan(observation, self._current, "between two syncs")
-        self._synced_at_s = now_s
+        self._synced_at_s = begun_at_s(self._synced_at_s, now_s, SYNC_PERIOD_S)
         total = load.num_in_flight + load.num_waiting
         recommended = self._recommendation(total, self._current)
         self._current = self._stabilised(recommended, self._current, now_s)

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from autoscaling.records import ModelLoad, Observation, Plan
 from autoscaling.simulator.baselines.layout import BaselineLayout, num_ready
+from autoscaling.simulator.baselines.periods import begun_at_s
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.slice_lifecycle import SliceState
@@ -77,7 +78,7 @@ class LlmdSlo:
             self._desired.append((now_s, self._current))
         if observation.load is None or now_s - self._evaluated_at_s < RULE_PERIOD_S - 1e-6:
             return self._layout.plan(observation, self._current, "between two evaluations")
-        self._evaluated_at_s = now_s
+        self._evaluated_at_s = begun_at_s(self._evaluated_at_s, now_s, RULE_PERIOD_S)
         _remember(self._raw, now_s, self._saturation(observation, observation.load), SMOOTHING_S)
         signal = sum(each for _, each in self._raw) / len(self._raw)
         desired = self._formula(signal, num_ready(observation.fleet))

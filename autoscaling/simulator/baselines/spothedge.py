@@ -9,8 +9,11 @@ spot_placer.py (read 2026-11-21):
     on_demand   = min(n_target, n_base + max(0, spot - ready spot))
 
 Placement: a zone is active until it preempts a replica or fails to start one, and active again as
-soon as one is ready there; a new replica goes to the active zone that has fewest, the cheapest of
-those. When fewer than two zones are active, all are again.
+soon as one is ready there. A new replica goes to an active zone that has none, else to any active
+one, and there to the cheapest; how many a zone has does not count. Of equal prices the source takes
+whichever its list has first, which is an accident; here one is drawn. When fewer than two zones are
+active, all are again, so with two zones none is ever avoided. What goes when fewer are wanted is
+what is not ready yet, then the youngest, in whatever zone.
 
 Parameters: the target rate is that of `sizing`, n_base is 0. The authors' settings are SkyServe's
 defaults: n_extra 1, delays of 300 s up and 1200 s down. The quick ones are ours: n_extra 2, delays
@@ -21,11 +24,12 @@ demand, since they are held anyway.
 """
 
 import math
+import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoscaling.records import Decision, Fleet, Observation, Plan
+from autoscaling.records import Decision, Fleet, Observation, Plan, SliceView
 from autoscaling.simulator.baselines.single_class import SingleClassLayout
 from autoscaling.simulator.baselines.sizing import Sizing
 from serving.domain.compute_class import ComputeClass
@@ -68,6 +72,7 @@ class SpotHedge:
         self._placed = Counter(dict.fromkeys(self._zones, 0))
         self._rates: deque[tuple[float, float]] = deque()
         self._decided_at_s = -math.inf
+        self._chance = random.Random(0)
         # When the need for more (or for fewer) began; `None` while there is none.
         self._up_since_s: float | None = None
         self._down_since_s: float | None = None
@@ -85,7 +90,9 @@ class SpotHedge:
                 self._decided_at_s = now_s
                 self._aim(now_s)
         self._judge_zones(observation)
-        self._place(max(0, self._target - self._layout.num_prepaid) + self._settings.num_extra)
+        wanted = max(0, self._target - self._layout.num_prepaid) + self._settings.num_extra
+        self._leave(self._placed.total() - wanted, observation.fleet)
+        self._place(wanted)
         return self._plan(observation)
 
     def _begin(self, fleet: Fleet) -> None:
@@ -139,21 +146,25 @@ class SpotHedge:
             self._active = set(self._zones)
 
     def _place(self, wanted: int) -> None:
-        """Brings the spot slices to `wanted`: one at a time, as SkyServe launches them."""
-        while self._placed.total() > wanted:
-            fullest = max(self._zones, key=lambda name: self._placed[name])
-            self._placed[fullest] -= 1
+        """Brings the spot slices up to `wanted`: one at a time, as SkyServe launches them."""
         while self._placed.total() < wanted:
             free = [
                 name for name in self._active if self._placed[name] < self._zones[name].max_slices
             ]
             if not free:
                 return
-            best = min(
-                free,
-                key=lambda name: (self._placed[name], self._zones[name].price, name),
-            )
-            self._placed[best] += 1
+            candidates = [name for name in free if not self._placed[name]] or free
+            least = min(self._zones[name].price for name in candidates)
+            cheapest = sorted(name for name in candidates if self._zones[name].price == least)
+            self._placed[self._chance.choice(cheapest)] += 1
+
+    def _leave(self, count: int, fleet: Fleet) -> None:
+        """Takes so many spot slices away: orders that are not seen yet, then the first to go."""
+        going = _first_to_go(fleet, self._zones)
+        seen = Counter(each.compute_class for each in going)
+        unseen = [name for name in self._zones for _ in range(self._placed[name] - seen[name])]
+        for name in [*unseen, *(each.compute_class for each in going)][: max(0, count)]:
+            self._placed[name] = max(0, self._placed[name] - 1)
 
     def _plan(self, observation: Observation) -> Plan:
         fleet = observation.fleet
@@ -175,8 +186,18 @@ class SpotHedge:
         )
         return Plan(
             observation.now_s, targets, decisions, demand_slices=float(self._target),
+            drain_order=tuple(each.slice_id for each in _first_to_go(fleet, self._zones)),
             arithmetic=reason,
         )  # fmt: skip
+
+
+def _first_to_go(fleet: Fleet, zones: Mapping[str, ComputeClass]) -> list[SliceView]:
+    """Returns the spot slices in the order in which they go: what is not ready, the youngest."""
+    spot = (each for name in zones for each in fleet.of_class(name))
+    return sorted(
+        (each for each in spot if each.state != SliceState.DRAINING),
+        key=lambda each: (each.state == SliceState.READY, -each.requested_at_s, each.slice_id),
+    )
 
 
 def _ready_spot(fleet: Fleet, zones: dict[str, ComputeClass]) -> int:

@@ -155,6 +155,13 @@ class TestHpa:
         assert desk.look(10, in_flight=50).targets["od"] == 2
         assert desk.look(5, in_flight=50).targets["od"] == 5
 
+    def test_acts_four_times_a_minute_though_it_is_asked_every_ten_seconds(self) -> None:
+        desk = Desk(HorizontalPodAutoscaler(ONLY_ON_DEMAND, TEN_EACH))
+
+        rise = [desk.look(10, in_flight=5000).targets["od"] for _ in range(8)]
+
+        assert rise == [5, 5, 10, 20, 20, 40, 50, 50]
+
     def test_falls_to_the_highest_recommendation_of_five_minutes(self) -> None:
         desk = Desk(HorizontalPodAutoscaler(ONLY_ON_DEMAND, TEN_EACH))
         desk.until(60, 15, in_flight=100)
@@ -216,13 +223,43 @@ class TestLlmdSlo:
 
 
 class TestSpotHedge:
-    def test_spreads_the_target_and_its_spare_over_the_zones(self) -> None:
+    def test_places_the_target_and_its_spare_in_every_zone(self) -> None:
         desk = Desk(SpotHedge((*ZONES, ON_DEMAND), TEN_EACH, QUICK_SETTINGS))
 
         plan = desk.until(120, rate=7.0)
 
-        assert [plan.targets[zone.name] for zone in ZONES] == [3, 3, 3]
+        placed = [plan.targets[zone.name] for zone in ZONES]
+        assert sum(placed) == 9
+        assert min(placed) >= 1
         assert plan.targets["od"] == 0
+
+    def test_takes_the_cheapest_zone_once_each_has_one(self) -> None:
+        zones = [
+            ComputeClass(zone.name, 3.0 + number, is_revocable=True)
+            for number, zone in enumerate(ZONES)
+        ]
+        desk = Desk(SpotHedge((*zones, ON_DEMAND), TEN_EACH, QUICK_SETTINGS))
+
+        plan = desk.until(120, rate=7.0)
+
+        assert [plan.targets[zone.name] for zone in zones] == [7, 1, 1]
+
+    def test_takes_the_youngest_away_wherever_they_are(self) -> None:
+        policy = SpotHedge((*ZONES, ON_DEMAND), TEN_EACH, QUICK_SETTINGS)
+        slices = tuple(
+            SliceView(f"{zone.name}-{number}", zone.name, SliceState.READY, 0.0, 100.0 * number)
+            for number, zone in enumerate((ZONES[0], ZONES[1], ZONES[1], ZONES[2]))
+        )
+        targets = {"spot-a": 1, "spot-b": 2, "spot-c": 1}
+
+        def decide(now_s: float) -> Plan:
+            load = ModelLoad(now_s, 0.5, 1000.0, 100.0)
+            return policy.decide(Observation(now_s, load, Fleet(slices, targets)))
+
+        plans = [decide(1000.0 + 10.0 * number) for number in range(70)]
+
+        assert plans[-1].targets["spot-c"] == 0
+        assert plans[-1].drain_order == ("spot-c-3", "spot-b-2", "spot-b-1", "spot-a-0")
 
     def test_falls_back_on_demand_for_spot_that_is_not_ready(self) -> None:
         desk = Desk(SpotHedge((*ZONES, ON_DEMAND), TEN_EACH, QUICK_SETTINGS))
@@ -239,7 +276,9 @@ class TestSpotHedge:
         lost = [SliceLoss(f"spot-a-{n}", "spot-a", desk.now_s, "preempted") for n in range(3)]
         plan = desk.look(10, rate=7.0, losses=lost)
 
-        assert [plan.targets[zone.name] for zone in ZONES] == [0, 5, 4]
+        placed = [plan.targets[zone.name] for zone in ZONES]
+        assert placed[0] == 0
+        assert sum(placed) == 9
 
     def test_wish_that_never_comes_true_is_moved(self) -> None:
         zones = tuple(
