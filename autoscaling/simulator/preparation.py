@@ -121,9 +121,9 @@ def prepare_run(
         raise ScenarioError(f"{scenario.name}: no request arrives in {scenario.duration_s:g} s")
     used = tuple(_price(each, scenario, prices) for each in scenario.classes)
     usd = {each.compute_class: each.usd_per_slice_hour for each in used}
-    spot_files = _spot_files(scenario, files.spot)
+    recorded = _recorded_spot(scenario, files.spot, seed)
     classes = tuple(
-        _class_setup(each, scenario, usd[each.name], seed, spot_files.get(each.name))
+        _class_setup(each, scenario, usd[each.name], seed, recorded.get(each.name))
         for each in scenario.classes
     )
     objectives = scenario.objectives.objectives
@@ -200,14 +200,29 @@ def _price(config: ScenarioClass, scenario: Scenario, prices: PriceTable) -> Use
     return UsedPrice(config.name, price.usd_per_chip_hour * chips, price)
 
 
-def _spot_files(scenario: Scenario, paths: Sequence[Path]) -> Mapping[str, Path]:
-    spot = [each.name for each in scenario.classes if each.market == PricedMarket.SPOT]
+def _recorded_spot(
+    scenario: Scenario, paths: Sequence[Path], seed: int
+) -> Mapping[str, CapacitySeries]:
+    """Returns a window of each recording by class, all of one time that the seed chooses.
+
+    The recordings are of one time: zones come and go with each other, as far as they do.
+    """
+    spot = [each for each in scenario.classes if each.market == PricedMarket.SPOT]
     if len(paths) > len(spot):
         raise ScenarioError(
             f"{len(paths)} spot files; allowed: up to {len(spot)}, one per spot class of "
             f"{scenario.name}"
         )
-    return dict(zip(spot, paths, strict=False))
+    traces = {
+        each.name: read_spot_trace(path, each.max_slices)
+        for each, path in zip(spot, paths, strict=False)
+    }
+    common_s = min((each.length_s for each in traces.values()), default=0.0)
+    latest_s = max(0.0, common_s - scenario.duration_s)
+    start_s = float(np.random.default_rng(seed).uniform(0.0, latest_s)) if latest_s else 0.0
+    return {
+        name: each.capacity.window(start_s, scenario.duration_s) for name, each in traces.items()
+    }
 
 
 def _class_setup(
@@ -215,7 +230,7 @@ def _class_setup(
     scenario: Scenario,
     usd_per_slice_hour: float,
     seed: int,
-    file: Path | None,
+    recorded: CapacitySeries | None,
 ) -> ClassSetup:
     terms = ComputeClass(
         config.name,
@@ -231,11 +246,7 @@ def _class_setup(
         patience_s=config.patience_s,
         max_run_s=config.max_run_s,
     )
-    capacity = (
-        _capacity(config, scenario.duration_s, seed)
-        if file is None
-        else _of_file(file, config.max_slices, scenario.duration_s, seed)
-    )
+    capacity = recorded or _capacity(config, scenario.duration_s, seed)
     return ClassSetup(terms, Conditions.as_expected(terms, capacity), config.profile)
 
 
@@ -254,11 +265,3 @@ def _capacity(config: ScenarioClass, duration_s: float, seed: int) -> CapacitySe
                 )
             # Seeds of one run lie far from those of the next.
             return generate(REGIMES[name], config.max_slices, 1000 * seed + offset, duration_s)
-
-
-def _of_file(path: Path, max_slices: int, duration_s: float, seed: int) -> CapacitySeries:
-    """Returns a window of the recording, at a place that the seed chooses."""
-    series = read_spot_trace(path, max_slices)
-    latest_s = max(0.0, series.times_s[-1] - duration_s)
-    start_s = float(np.random.default_rng(seed).uniform(0.0, latest_s)) if latest_s else 0.0
-    return series.window(start_s, duration_s)

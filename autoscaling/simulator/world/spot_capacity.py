@@ -83,7 +83,15 @@ class _SpotTrace(BaseModel):
     data: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
-def read_spot_trace(path: Path, max_slices: int) -> CapacitySeries:
+@dataclass(frozen=True, slots=True)
+class RecordedSpot:
+    """The capacity that was recorded, for `length_s` seconds."""
+
+    capacity: CapacitySeries
+    length_s: float
+
+
+def read_spot_trace(path: Path, max_slices: int) -> RecordedSpot:
     """Reads a trace in SkyPilot's format, scaled so that its highest count is `max_slices`.
 
     Raises:
@@ -98,8 +106,9 @@ def read_spot_trace(path: Path, max_slices: int) -> CapacitySeries:
         field = ".".join(map(str, first["loc"])) or "file"
         msg = f"{path}: {field} is {first['input']!r:.60}: {first['msg']}"
         raise SpotTraceError(msg) from error
-    scale = max_slices / max(1, *trace.data)
-    return CapacitySeries.of_ticks(trace.data, trace.metadata.gap_seconds, scale)
+    scale, gap_s = max_slices / max(1, *trace.data), trace.metadata.gap_seconds
+    capacity = CapacitySeries.of_ticks(trace.data, gap_s, scale)
+    return RecordedSpot(capacity, len(trace.data) * gap_s)
 
 
 @dataclass(frozen=True, slots=True)

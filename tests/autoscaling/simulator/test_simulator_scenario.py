@@ -1,5 +1,6 @@
 """Scenarios: what ships can be staged without files, what is wrong is refused by its field."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,28 @@ def test_spot_file_takes_the_place_of_the_first_spot_class_capacity(tmp_path: Pa
     series = run_setup.classes[1].conditions.capacity
     assert series is not None
     assert (series.at(50.0), series.at(150.0), series.at(250.0)) == (4, 0, 4)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_spot_files_are_read_at_one_time(tmp_path: Path, seed: int) -> None:
+    """One zone has slices when the other has none, and changes last long before it ends."""
+    raw = small()
+    files = []
+    ticks = [number // 3 % 2 for number in range(200)]
+    for name, data in (("a", ticks), ("b", [1 - tick for tick in ticks[:150]] + [0] * 50)):
+        raw["classes"].append(
+            {"name": name, "market": "spot", "max_slices": 4, "provisioning_s": 30.0}
+        )
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps({"metadata": {"gap_seconds": 50}, "data": data}))
+
+    scenario = read_scenario(written(tmp_path, raw))
+    run_setup = prepare_run(scenario, seed, price_table(), Replacements(spot=tuple(files)))
+
+    one, other = (each.conditions.capacity for each in run_setup.classes[1:])
+    assert one is not None
+    assert other is not None
+    assert all(one.at(at_s) + other.at(at_s) in (0, 4) for at_s in np.arange(0.0, 600.0, 10.0))
 
 
 @pytest.mark.skipif(not AZURE.exists(), reason="the Azure traces are not here")

@@ -30,7 +30,7 @@ def write_trace(path: Path, data: object, gap: object = 30) -> Path:
 
 
 def test_trace_becomes_steps_scaled_to_the_most(tmp_path: Path) -> None:
-    series = read_spot_trace(write_trace(tmp_path / "t.json", [2, 2, 0, 1, 1, 2]), 10)
+    series = read_spot_trace(write_trace(tmp_path / "t.json", [2, 2, 0, 1, 1, 2]), 10).capacity
     assert series.times_s == (0.0, 60.0, 90.0, 150.0)
     assert series.slices == (10, 0, 5, 10)
 
@@ -111,7 +111,7 @@ def test_generated_runs_last_as_long_as_those_of_the_trace_they_were_fitted_to(n
     path = TRACES / f"{FITTED_TO[name]}_v100_1.json"
     if not path.exists():
         pytest.skip("the spot traces carry no licence and are read where they are present only")
-    trace = complete_runs(read_spot_trace(path, 1))
+    trace = complete_runs(read_spot_trace(path, 1).capacity)
     regime: Regime = REGIMES[name]
     rng = np.random.default_rng(0)
     for lengths_s, law in zip(trace, (regime.plenty, regime.scarcity), strict=True):
