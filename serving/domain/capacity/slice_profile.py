@@ -107,12 +107,17 @@ class CapacityProfile(BaseModel):
             return 0.0
         work_s = self.work_s(input_tokens, output_tokens)
         by_time = (1 - self.base_s / tpot_s) / work_s if work_s > 0 else math.inf
-        if output_tokens <= 0:
-            return by_time
-        # running = r * o * step(r) <= max_num_seqs, solved for r.
-        seqs = self.max_num_seqs
-        by_sequences = seqs / (output_tokens * self.base_s + seqs * work_s)
-        return min(by_time, by_sequences)
+        # running = r * o * step(r) <= max_num_seqs, solved for r, and the same of all tokens.
+        by_sequences = self._rate_with(self.max_num_seqs, output_tokens, work_s)
+        tokens = self.max_num_batched_tokens * self.num_engines
+        by_tokens = self._rate_with(tokens, input_tokens + output_tokens, work_s)
+        return min(by_time, by_sequences, by_tokens)
+
+    def _rate_with(self, most_in_step: int, of_request: float, work_s: float) -> float:
+        """Returns the rate at which steps have so many of what a request brings so many of."""
+        if of_request <= 0:
+            return math.inf
+        return most_in_step / (of_request * self.base_s + most_in_step * work_s)
 
 
 def read_profile(path: Path) -> CapacityProfile:

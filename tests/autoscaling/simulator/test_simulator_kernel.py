@@ -99,6 +99,23 @@ def test_engine_with_quicker_steps_is_sent_more_as_its_line_goes_faster() -> Non
     assert 1.2 < many / few < carries[1] / carries[0]
 
 
+@pytest.mark.parametrize("tokens", [128, 256])
+def test_law_says_no_more_than_steps_have_room_for(tokens: int) -> None:
+    """An engine whose steps are full of prompts does not do what their time would allow."""
+    law = profile(max_num_batched_tokens=tokens, max_num_seqs=200)
+    most = law.max_requests_per_s(300.0, 60.0, 10.0)
+    assert most < profile(max_num_seqs=200).max_requests_per_s(300.0, 60.0, 10.0)
+
+    def longest_wait_s(rate: float) -> float:
+        num = 6000
+        lengths = np.full(num, 300, np.int32), np.full(num, 60, np.int32)
+        answers = run_engines(Requests(np.arange(num) / rate, *lengths), law, 1)
+        return float(np.nanmax(answers.first_s))
+
+    assert longest_wait_s(0.98 * most) < 3.0
+    assert longest_wait_s(1.05 * most) > 8.0
+
+
 def test_steady_load_runs_at_the_step_of_the_closed_form() -> None:
     # Evenly spaced: the form knows no chance. Poisson arrivals at this rate take 5 % longer steps.
     law, num = profile(), 24_000
