@@ -1,6 +1,6 @@
 """The plan with hindsight on cases that are solved by hand, and followed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from autoscaling.simulator.bounds.hindsight import (
     plan_with_hindsight,
 )
 from autoscaling.simulator.bounds.yardsticks import hindsight_of
-from autoscaling.simulator.comparison import setup_of
+from autoscaling.simulator.comparison import Yardsticks, cheapest_kept, setup_of
 from autoscaling.simulator.preparation import Replacements, prepare_run
 from autoscaling.simulator.run import simulate
 from autoscaling.simulator.scenario import Scenario, read_scenario
@@ -207,3 +207,14 @@ def test_plan_that_is_followed_serves_the_requests() -> None:
     outcome = simulate(setup_of(run_setup), followed)
 
     assert outcome.service.served_ratio > 0.999
+
+
+def test_margin_is_found_however_large_and_between_those_that_are_tried_first() -> None:
+    def tried(least: float) -> Callable[[float], Yardsticks | None]:
+        return lambda margin: None if margin < least else Yardsticks(1.0, margin, margin, 0.99)
+
+    for least, found in ((0.5, 1.0), (1.17, 1.175), (1.64, 1.65), (2.49, 2.5)):
+        best = cheapest_kept(tried(least))
+        assert best is not None
+        assert best.margin == pytest.approx(found)
+    assert cheapest_kept(tried(3.0)) is None
