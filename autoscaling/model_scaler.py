@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autoscaling.observations import (
+    DirectoryWatch,
     GatewayWatch,
     Report,
     ReportMissingError,
@@ -106,6 +107,7 @@ class ModelScaler:
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
         self._watch = GatewayWatch(settings.model)
+        self._directory_watch = DirectoryWatch()
         self._terms: dict[str, ComputeClass] = {}
         self._slices: tuple[SliceView, ...] = ()
         self._unseen_orders = UnseenOrders()
@@ -283,7 +285,8 @@ class ModelScaler:
         except ReportMissingError as error:
             unknown.append(str(error))
         try:
-            report = fleet_report_of(serve_state.directory, serve_state.now_s, max_age_s)
+            heard_s = self._directory_watch.look(serve_state.now_s, serve_state.directory)
+            report = fleet_report_of(serve_state.directory, serve_state.now_s, max_age_s, heard_s)
         except ReportMissingError as error:
             unknown.append(str(error))
             known_s = self._slices_known_s

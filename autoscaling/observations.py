@@ -199,8 +199,31 @@ def _sum_of(
     )
 
 
-def fleet_report_of(reports: Iterable[Report], now_s: float, max_age_s: float) -> FleetReport:
-    """Returns what the directory lists.
+class DirectoryWatch:
+    """When the directory last told something new, by the clock of who decides.
+
+    Its own clock may be wrong, as a gateway's may (`GatewayWatch`).
+    """
+
+    def __init__(self) -> None:
+        self._heard: tuple[float, float] | None = None  # at_s of the report, and when it was seen
+
+    def look(self, now_s: float, reports: Iterable[Report]) -> float | None:
+        """Returns when it was heard of last; `None` before its first report."""
+        at_s = max((report.at_s for report in reports), default=None)
+        if at_s is not None and self._heard is None:
+            self._heard = at_s, at_s
+        elif at_s is not None and self._heard is not None and at_s != self._heard[0]:
+            self._heard = at_s, now_s
+        if self._heard is not None:
+            self._heard = self._heard[0], min(self._heard[1], now_s)
+        return None if self._heard is None else self._heard[1]
+
+
+def fleet_report_of(
+    reports: Iterable[Report], now_s: float, max_age_s: float, heard_s: float | None = None
+) -> FleetReport:
+    """Returns what the directory lists, which was heard of at `heard_s`; `None`: as it says itself.
 
     Raises:
         ReportMissingError: it lists nothing, nothing new, or lacks reports.
@@ -208,9 +231,10 @@ def fleet_report_of(reports: Iterable[Report], now_s: float, max_age_s: float) -
     newest = max(reports, key=lambda report: report.at_s, default=None)
     if newest is None:
         raise ReportMissingError("the directory tells no slices")
-    if now_s - newest.at_s > max_age_s:
+    age_s = now_s - (newest.at_s if heard_s is None else heard_s)
+    if age_s > max_age_s:
         raise ReportMissingError(
-            f"the directory's list is {now_s - newest.at_s:.0f} s old; allowed: {max_age_s:g} s"
+            f"the directory's list is {age_s:.0f} s old; allowed: {max_age_s:g} s"
         )
     try:
         report = fleet_report_of_stats(newest.stats)

@@ -464,6 +464,23 @@ def test_gateway_that_is_silent_for_long_is_left_out_and_told() -> None:
     assert why in plan.changes[0].reason
 
 
+@pytest.mark.parametrize("ahead_s", [-3600.0, -70.0, 300.0])
+def test_directory_whose_clock_is_wrong_is_heard_and_missed_all_the_same(ahead_s: float) -> None:
+    stage = Stage(records=ready(reserved=2, spot=3))
+    have = {"reserved": Bounds(2, 0, 2), "spot": Bounds(3, 0, 50)}
+
+    def step(told_s: float) -> ModelPlan:
+        stats = directory_stats(Snapshot("v", stage.records), ahead_s, told_s)
+        return stage.step(45.0, deployments=have, directory=(Report(told_s, stats),))
+
+    for _ in range(3):
+        plan = step(stage.now_s + 10.0 + ahead_s)
+    assert plan.alerts == ()
+    silent_since_s = stage.now_s + ahead_s
+    alerts = [step(silent_since_s).alerts for _ in range(7)]
+    assert [bool(each) for each in alerts] == [False] * 6 + [True]
+
+
 def test_gateway_whose_clock_is_wrong_is_heard_all_the_same() -> None:
     stage = Stage()
     for _ in range(5):
