@@ -129,9 +129,10 @@ def _ladder_without_return(run_setup: PreparedRun) -> BaselineLayout:
     return ClassLadder(run_setup.terms, migrates=False)
 
 
-_HEADROOM = Knob("headroom", (0.5, 0.65, 0.8, 0.9, 1.0), HEADROOM)
-_LLMD = Knob("up_threshold", (0.35, 0.45, 0.55, 0.65, 0.75), UP_THRESHOLD)
-_DYNAMO = Knob("objective_share", (0.6, 0.7, 0.8, 0.9, 1.0), 1.0)
+# So many values that levels of 99 and 99.5 % lie between two of them that are close.
+_HEADROOM = Knob("headroom", (0.5, 0.65, 0.72, 0.8, 0.9, 1.0), HEADROOM)
+_LLMD = Knob("up_threshold", (0.35, 0.45, 0.55, 0.65, 0.75, 0.9), UP_THRESHOLD)
+_DYNAMO = Knob("objective_share", (0.45, 0.5, 0.6, 0.7, 0.8, 1.0), 1.0)
 
 POLICIES: Mapping[str, ComparedPolicy] = {
     SLICEWISE: ComparedPolicy(

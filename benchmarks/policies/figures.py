@@ -1,6 +1,7 @@
 """Figures over records: means over seeds with intervals, pairs, and cost at equal service. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -10,6 +11,9 @@ from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.policies.jobs import LOWER_BOUND, Job
 from benchmarks.policies.records import PolicyRecord
 from benchmarks.policies.worlds import AS_BELIEVED
+
+# A share that nobody misses has no logarithm.
+_LEAST_MISS = 1e-6
 
 
 class Table:
@@ -109,12 +113,30 @@ def curve(table: Table, case: str, policy: str, seed: int) -> tuple[CurvePoint, 
 def cost_at(points: Sequence[CurvePoint], slo_ratio: float) -> float | None:
     """The least cost at which a policy keeps this share within the objectives.
 
-    Between two neighbours of the curve it is a straight line. `None` where no point keeps it.
+    Between two neighbours of the curve the cost is a straight line over the logarithm of the share
+    that misses: by the share itself, points that lie far apart would cost too much between them.
+    `None` where no point keeps it.
     """
     costs = [each.cost_usd for each in points if each.slo_ratio >= slo_ratio]
+    for low, high in _around(points, slo_ratio):
+        least, most, wanted = (
+            math.log(max(1 - each, _LEAST_MISS))
+            for each in (high.slo_ratio, low.slo_ratio, slo_ratio)
+        )
+        share = (most - wanted) / (most - least)
+        costs.append(low.cost_usd + share * (high.cost_usd - low.cost_usd))
+    return min(costs, default=None)
+
+
+def is_between(points: Sequence[CurvePoint], slo_ratio: float) -> bool:
+    """Returns whether the curve goes through this level, and does not only begin above it."""
+    return any(True for _ in _around(points, slo_ratio))
+
+
+def _around(
+    points: Sequence[CurvePoint], slo_ratio: float
+) -> Iterator[tuple[CurvePoint, CurvePoint]]:
     for one, other in pairwise(points):
         low, high = sorted((one, other), key=lambda each: each.slo_ratio)
         if low.slo_ratio < slo_ratio <= high.slo_ratio:
-            share = (slo_ratio - low.slo_ratio) / (high.slo_ratio - low.slo_ratio)
-            costs.append(low.cost_usd + share * (high.cost_usd - low.cost_usd))
-    return min(costs, default=None)
+            yield low, high

@@ -22,7 +22,14 @@ LOADING_BOUND = "lower bound with loading"
 SAFE_HINDSIGHT = "plan with hindsight and our floor"
 # Of the reporting set, the day that cost at equal service is told of, and of whom.
 HELD_OUT = "servegen-8-14"
-ON_HELD_OUT = (SLICEWISE, "hpa-ladder", "spothedge-quick")
+ON_HELD_OUT = (
+    SLICEWISE,
+    "hpa-ladder",
+    "llmd-slo-ladder",
+    "dynamo-planner-ladder",
+    "spothedge",
+    "spothedge-quick",
+)
 # Those that wrong worlds are shown for: ours, and the best of each other kind.
 IN_WORLDS = (SLICEWISE, "hpa-ladder", "llmd-slo-ladder", "dynamo-planner-ladder", "spothedge-quick")
 

@@ -13,7 +13,7 @@ from benchmarks.policies.aims import aims
 from benchmarks.policies.batches import WINDOWS_S
 from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING, TWO_DAYS
 from benchmarks.policies.curves import drawn
-from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
+from benchmarks.policies.figures import Table, batch_figures, cost_at, curve, is_between
 from benchmarks.policies.jobs import (
     HEADLINE,
     HELD_OUT,
@@ -59,8 +59,9 @@ def _sections(results: PolicyResults) -> Iterator[str]:
     yield f"### `{HEADLINE}`, settings as shipped\n\n{_case(table, HEADLINE)}"
     if equal := list(_at_equal_service(table, HEADLINE)):
         yield (
-            f"### Cost at equal service\n\n`{HEADLINE}`, seed {_CURVE_SEED}; a straight line "
-            f"between neighbouring points of the knob.\n\n{_rows(_EQUAL_HEADS, equal)}\n\n"
+            f"### Cost at equal service\n\n`{HEADLINE}`, seed {_CURVE_SEED}; between "
+            f"neighbouring points of the knob a straight line over the logarithm of the share that "
+            f"misses.\n\n{_rows(_EQUAL_HEADS, equal)}\n\n"
             "![Cost over the share outside the objectives, a line per policy](policies.svg)"
         )
     if equal := list(_at_equal_service(table, HELD_OUT)):
@@ -140,8 +141,18 @@ def _at_equal_service(table: Table, case: str) -> Iterator[Sequence[str]]:
             name,
             f"`{knob.name}` {', '.join(f'{each:g}' for each in knob.values)}",
             str(len(points)),
-            *("not reached" if cost is None else f"{cost:,.0f}" for cost in costs),
+            *(
+                _level(cost, is_bracketed=is_between(points, level))
+                for cost, level in zip(costs, _LEVELS, strict=True)
+            ),
         )
+
+
+def _level(cost_usd: float | None, *, is_bracketed: bool) -> str:
+    """The cost at a level; where the whole curve is above it nobody knows how much less it is."""
+    if cost_usd is None:
+        return "not reached"
+    return f"{cost_usd:,.0f}" if is_bracketed else f"at most {cost_usd:,.0f}"
 
 
 def _worlds(table: Table) -> Iterator[Sequence[str]]:

@@ -9,7 +9,7 @@ from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.policies.aims import aims
 from benchmarks.policies.command import chosen_parts, with_stored
 from benchmarks.policies.curves import drawn
-from benchmarks.policies.figures import CurvePoint, Table, batch_figures, cost_at
+from benchmarks.policies.figures import CurvePoint, Table, batch_figures, cost_at, is_between
 from benchmarks.policies.jobs import (
     HEADLINE,
     HINDSIGHT,
@@ -143,7 +143,11 @@ def test_page_has_a_row_a_policy_and_says_what_was_not_run() -> None:
 def test_cost_at_a_level_lies_between_neighbouring_points() -> None:
     points = [CurvePoint(1, 100.0, 0.98), CurvePoint(2, 200.0, 0.99), CurvePoint(3, 400.0, 0.999)]
 
-    assert cost_at(points, 0.985) == pytest.approx(150.0)
+    # Misses go from 2 to 1 %, and half of the way in their logarithm is 1.41 %.
+    assert cost_at(points, 1 - 0.02 / 2**0.5) == pytest.approx(150.0)
+    assert cost_at([CurvePoint(1, 100.0, 0.98), CurvePoint(2, 300.0, 1.0)], 0.99) < 120.0
+    assert is_between(points, 0.985)
+    assert not is_between(points, 0.97)
     assert cost_at(points, 0.97) == 100.0
     assert cost_at(points, 0.9995) is None
     # A point that costs less and serves better is what one would take.
