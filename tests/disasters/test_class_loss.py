@@ -53,7 +53,7 @@ class ScaledApplication(RunningApplication):
             for name, count in COUNTS.items()
         ]
         # The first one serves from the start, so that the application is ready with an engine.
-        deployments[0]["replicas"] = 1
+        deployments[0]["min_replicas"] = 1
         slices = [
             {
                 "name": name,
