@@ -109,7 +109,10 @@ class OneFleet(RunningApplication):
 
         def is_so(fleet: dict[str, Any]) -> bool:
             reserved = [row for row in fleet["slices"] if row["compute_class"] == "reserved"]
-            held = [row for row in reserved if row["state"] not in ("requested", "provisioning")]
+            # A slice that changes hands is for a moment in the list of both: whoever gives it back
+            # tells of its end after that.
+            waiting = ("requested", "provisioning")
+            held = {row["name"] for row in reserved if row["state"] not in waiting}
             assert 4 * len(held) <= NUM_CHIPS
             return all(
                 num_ready(fleet, model, name) == count
