@@ -7,7 +7,7 @@ gateways add up. A report that is missing is told by name, never a load of zero.
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from autoscaling.records import ModelLoad, SliceLoss, SliceView
 from serving.domain.capacity.batch_due import due_of_stats
@@ -92,6 +92,23 @@ def latest_reports(
     return reports
 
 
+class _Heard(NamedTuple):
+    """The newest report of somebody, by its own clock, and when it was first seen, by ours."""
+
+    at_s: float
+    seen_s: float
+
+
+def _heard(before: _Heard | None, at_s: float, now_s: float) -> _Heard:
+    """Returns what was heard, with a report of `at_s`; of the first one counts what it says.
+
+    A clock may have been set back: a report that is older is a new one, and none is of later.
+    """
+    if before is None:
+        return _Heard(at_s, min(at_s, now_s))
+    return _Heard(at_s, min(before.seen_s, now_s) if at_s == before.at_s else now_s)
+
+
 class GatewayWatch:
     """When each running gateway last told a model's load, by the clock of who decides.
 
@@ -101,25 +118,23 @@ class GatewayWatch:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._heard: dict[str, tuple[float, float]] = {}  # at_s of the report, and when it was seen
+        self._heard: dict[str, _Heard] = {}
 
     def look(self, now_s: float, gateways: Mapping[str, Report | None]) -> dict[str, float]:
         """Returns when each was heard of; `None` is a gateway that has not reported yet.
 
         A report without the model's load is none.
         """
-        heard: dict[str, tuple[float, float]] = {}
+        heard: dict[str, _Heard] = {}
         for name, report in gateways.items():
             before = self._heard.get(name)
             if report is None or load_of_stats(self._model, report.stats) is None:
-                heard[name] = before or (-math.inf, now_s)
-            elif before is None:
-                heard[name] = report.at_s, min(report.at_s, now_s)
+                before = before or _Heard(-math.inf, now_s)
+                heard[name] = _heard(before, before.at_s, now_s)
             else:
-                heard[name] = before if report.at_s == before[0] else (report.at_s, now_s)
-        # Our own clock may have been set back, and a gateway's: its reports then seem older.
-        self._heard = {name: (at_s, min(seen_s, now_s)) for name, (at_s, seen_s) in heard.items()}
-        return {name: seen_s for name, (_, seen_s) in self._heard.items()}
+                heard[name] = _heard(before, report.at_s, now_s)
+        self._heard = heard
+        return {name: each.seen_s for name, each in heard.items()}
 
 
 def load_of(
@@ -206,18 +221,17 @@ class DirectoryWatch:
     """
 
     def __init__(self) -> None:
-        self._heard: tuple[float, float] | None = None  # at_s of the report, and when it was seen
+        self._heard: _Heard | None = None
 
     def look(self, now_s: float, reports: Iterable[Report]) -> float | None:
         """Returns when it was heard of last; `None` before its first report."""
         at_s = max((report.at_s for report in reports), default=None)
-        if at_s is not None and self._heard is None:
-            self._heard = at_s, at_s
-        elif at_s is not None and self._heard is not None and at_s != self._heard[0]:
-            self._heard = at_s, now_s
-        if self._heard is not None:
-            self._heard = self._heard[0], min(self._heard[1], now_s)
-        return None if self._heard is None else self._heard[1]
+        if at_s is None and self._heard is not None:
+            at_s = self._heard.at_s
+        if at_s is None:
+            return None
+        self._heard = _heard(self._heard, at_s, now_s)
+        return self._heard.seen_s
 
 
 def fleet_report_of(
