@@ -41,6 +41,10 @@ class Knob:
     values: tuple[float, ...]
     shipped: float
 
+    def shown(self, value: float) -> float | None:
+        """Returns the value as runs are named by it: `None` for the shipped one."""
+        return None if value == self.shipped else value
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedPolicy:
@@ -130,9 +134,9 @@ def _ladder_without_return(run_setup: PreparedRun) -> BaselineLayout:
 
 
 # So many values that levels of 99 and 99.5 % lie between two of them that are close.
-_HEADROOM = Knob("headroom", (0.5, 0.65, 0.72, 0.8, 0.9, 1.0), HEADROOM)
-_LLMD = Knob("up_threshold", (0.35, 0.45, 0.55, 0.65, 0.75, 0.9), UP_THRESHOLD)
-_DYNAMO = Knob("objective_share", (0.45, 0.5, 0.6, 0.7, 0.8, 1.0), 1.0)
+_HEADROOM = Knob("headroom", (0.5, 0.57, 0.65, 0.72, 0.8, 0.9), HEADROOM)
+_LLMD = Knob("up_threshold", (0.35, 0.45, 0.55, 0.65, 0.75, 0.85), UP_THRESHOLD)
+_DYNAMO = Knob("objective_share", (0.4, 0.45, 0.5, 0.6, 0.8, 1.0), 1.0)
 
 POLICIES: Mapping[str, ComparedPolicy] = {
     SLICEWISE: ComparedPolicy(

@@ -103,8 +103,7 @@ def curve(table: Table, case: str, policy: str, seed: int) -> tuple[CurvePoint, 
     """The points of a policy over its knob, in the order of the knob, as far as they were run."""
     knob, points = POLICIES[policy].knob, []
     for value in knob.values:
-        shown = None if value == knob.shipped else value
-        record = table.find(Job(case, AS_BELIEVED, policy, shown, seed))
+        record = table.find(Job(case, AS_BELIEVED, policy, knob.shown(value), seed))
         if record is not None and record.cost_usd is not None and record.slo_ratio is not None:
             points.append(CurvePoint(value, record.cost_usd, record.slo_ratio))
     return tuple(points)

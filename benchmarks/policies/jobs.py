@@ -4,7 +4,7 @@ A part is a section of the page. The first runs of every part come before the se
 but the headline, so that a run that is broken off has something of everything.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,10 @@ ON_HELD_OUT = (
     "spothedge",
     "spothedge-quick",
 )
+# The days that knobs are chosen on (`choice`), of each tuning case, and what that came to. A test
+# holds these values to the stored results.
+CHOICE_SEEDS = range(1, 3)
+CHOSEN: Mapping[str, float] = {}
 # Those that wrong worlds are shown for: ours, and the best of each other kind.
 IN_WORLDS = (SLICEWISE, "hpa-ladder", "llmd-slo-ladder", "dynamo-planner-ladder", "spothedge-quick")
 
@@ -65,6 +69,8 @@ def parts() -> tuple[Part, ...]:
         Part("curves", tuple(_curves(HEADLINE, everyone))),
         Part("held-out-curves", tuple(_curves(HELD_OUT, ON_HELD_OUT))),
         Part("reporting", tuple(_days(tuple(REPORTING), everyone, range(1, 4)))),
+        Part("choice", tuple(_choice())),
+        Part("chosen", tuple(_chosen((HEADLINE, *REPORTING), range(1, 4)))),
         Part("worlds", tuple(_worlds())),
         Part("batches", tuple(_batches(range(1, 4))), stands_alone=True),
         Part("floor", tuple(_floor(range(1, 4))), stands_alone=True),
@@ -108,12 +114,26 @@ def _floor(seeds: range) -> Iterator[Job]:
         yield Job(DROUGHT, AS_BELIEVED, SAFE_HINDSIGHT, None, seed)
 
 
+def _choice() -> Iterator[Job]:
+    for seed in CHOICE_SEEDS:
+        for case in TUNING:
+            for name, compared in POLICIES.items():
+                for value in compared.knob.values:
+                    yield Job(case, AS_BELIEVED, name, compared.knob.shown(value), seed)
+
+
+def _chosen(cases: Sequence[str], seeds: range) -> Iterator[Job]:
+    for seed in seeds:
+        for case in cases:
+            for name, value in CHOSEN.items():
+                yield Job(case, AS_BELIEVED, name, POLICIES[name].knob.shown(value), seed)
+
+
 def _curves(case: str, names: Sequence[str]) -> Iterator[Job]:
     for name in names:
         knob = POLICIES[name].knob
         for value in knob.values:
-            shown = None if value == knob.shipped else value
-            yield Job(case, AS_BELIEVED, name, shown, 1)
+            yield Job(case, AS_BELIEVED, name, knob.shown(value), 1)
 
 
 def _worlds() -> Iterator[Job]:
