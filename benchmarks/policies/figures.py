@@ -26,20 +26,26 @@ class Table:
         """Returns the record of a job; `None` if it was not run."""
         return self._by_job.get(job)
 
-    def seeds(self, case: str, policy: str, world: str = AS_BELIEVED) -> dict[int, PolicyRecord]:
-        """Returns a policy's records as shipped, by seed in ascending order."""
+    def seeds(
+        self, case: str, policy: str, world: str = AS_BELIEVED, *, value: float | None = None
+    ) -> dict[int, PolicyRecord]:
+        """Returns a policy's records with its knob at `value`, by seed in ascending order."""
+        wanted = (case, world, policy, value)
         found = [
             each
             for each in self._by_job.values()
-            if (each.case, each.world, each.policy) == (case, world, policy) and each.value is None
+            if (each.case, each.world, each.policy, each.value) == wanted
         ]
         return {each.seed: each for each in sorted(found, key=lambda each: each.seed)}
 
     def ratios(
-        self, case: str, policy: str, to: str, world: str = AS_BELIEVED
+        self, case: str, policy: str, to: str, *, value: float | None = None
     ) -> SeedSpread | None:
-        """The cost as a multiple of another's, pair by pair of equal seeds; `None` without any."""
-        ours, theirs = self.seeds(case, policy, world), self.seeds(case, to, world)
+        """The cost as a multiple of another's, pair by pair of equal seeds; `None` without any.
+
+        `value` is that of the first one's knob; the other one is as shipped.
+        """
+        ours, theirs = self.seeds(case, policy, value=value), self.seeds(case, to)
         pairs = [
             each.cost_usd / other.cost_usd
             for seed, each in ours.items()
@@ -47,15 +53,22 @@ class Table:
         ]
         return SeedSpread.of(pairs) if pairs else None
 
-    def over_bound(self, case: str, policy: str) -> SeedSpread | None:
+    def over_bound(
+        self, case: str, policy: str, *, value: float | None = None
+    ) -> SeedSpread | None:
         """The cost as a multiple of the lower bound."""
-        return self.ratios(case, policy, LOWER_BOUND)
+        return self.ratios(case, policy, LOWER_BOUND, value=value)
 
     def spread(
-        self, case: str, policy: str, figure: Callable[[PolicyRecord], float | None]
+        self,
+        case: str,
+        policy: str,
+        figure: Callable[[PolicyRecord], float | None],
+        *,
+        value: float | None = None,
     ) -> SeedSpread | None:
         """The spread of a figure over the seeds; `None` if a seed has none."""
-        values = [figure(each) for each in self.seeds(case, policy).values()]
+        values = [figure(each) for each in self.seeds(case, policy, value=value).values()]
         known = [value for value in values if value is not None]
         return SeedSpread.of(known) if known and len(known) == len(values) else None
 

@@ -12,9 +12,12 @@ from benchmarks.measured_part import with_measured
 from benchmarks.policies.aims import aims
 from benchmarks.policies.batches import WINDOWS_S
 from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING, TWO_DAYS
+from benchmarks.policies.choice import LEVEL, Tried, chosen_of, tried
 from benchmarks.policies.curves import drawn
 from benchmarks.policies.figures import Table, batch_figures, cost_at, curve, is_between
 from benchmarks.policies.jobs import (
+    CHOICE_SEEDS,
+    CHOSEN,
     HEADLINE,
     HELD_OUT,
     HINDSIGHT,
@@ -31,7 +34,11 @@ REPORT = Path(__file__).resolve().parents[2] / "docs/results/policies.md"
 RESULTS, PLOT = REPORT.with_suffix(".json"), REPORT.with_suffix(".svg")
 _LEVELS = (0.99, 0.995, 0.999)
 _CURVE_SEED = 1
+# Who serves half a point less than ours does not do the same, and its cost is not set against ours.
+_FAR_BELOW = 0.005
+_LESS_SERVICE = "serves less"
 _EQUAL_HEADS = ("policy", "knob", "points", *(f"USD at {level:.1%}" for level in _LEVELS))
+_CHOICE_HEADS = ("policy", "knob", "ships", "USD", "SLO", "chosen", "USD", "SLO")
 
 
 def write_report(results: PolicyResults) -> None:
@@ -76,6 +83,13 @@ def _sections(results: PolicyResults) -> Iterator[str]:
         if shown:
             yield f"### {title}"
             yield from (f"`{case}`:\n\n{_case(table, case)}" for case in shown)
+    if choice := list(_choice(table)):
+        yield (
+            f"### Knobs chosen on the tuning set\n\nSums of {len(TUNING) * len(CHOICE_SEEDS)} days "
+            f"(seeds {', '.join(map(str, CHOICE_SEEDS))} of each case), their mean SLO. Chosen is "
+            f"the cheapest value of those that were tried that keeps {LEVEL:.0%}; without any, the "
+            f"one that keeps most.\n\n{_rows(_CHOICE_HEADS, choice)}"
+        )
     if worlds := list(_worlds(table)):
         heads = ("world", "policy", "USD", "of as believed", "SLO", "after the first hour")
         yield f"### Wrong worlds\n\n`{HEADLINE}`, seed {_CURVE_SEED}.\n\n{_rows(heads, worlds)}"
@@ -110,24 +124,57 @@ def _case(table: Table, case: str) -> str:
 
 
 def _case_rows(table: Table, case: str) -> Iterator[Sequence[str]]:
-    for name in (*POLICIES, HINDSIGHT, SAFE_HINDSIGHT, LOADING_BOUND, LOWER_BOUND):
-        seeds = table.seeds(case, name)
-        cost = table.spread(case, name, lambda each: each.cost_usd)
-        if not seeds:
-            continue
-        slo = table.spread(case, name, lambda each: each.slo_ratio)
-        pairs = table.ratios(case, name, SLICEWISE) if name != SLICEWISE else None
-        yield (
-            f"**{name}**" if name == SLICEWISE else name,
-            str(len(seeds)),
-            "none keeps 99 %" if cost is None else _spread(cost, _digits(cost.mean)),
-            _spread(table.over_bound(case, name) if name != LOWER_BOUND else None, ".2f"),
-            _spread(table.ratios(case, name, HINDSIGHT) if name in POLICIES else None, ".2f"),
-            _spread(pairs, ".2f"),
-            "" if slo is None else f"{slo.mean:.2%}",
-            "" if slo is None else f"{slo.lowest:.2%}",
-            _mean(table.spread(case, name, lambda each: each.mean_slices)),
-        )
+    for name, compared in POLICIES.items():
+        yield from _case_row(table, case, name, None)
+        if name in CHOSEN and (value := compared.knob.shown(CHOSEN[name])) is not None:
+            yield from _case_row(table, case, name, value)
+    for name in (HINDSIGHT, SAFE_HINDSIGHT, LOADING_BOUND, LOWER_BOUND):
+        yield from _case_row(table, case, name, None)
+
+
+def _case_row(table: Table, case: str, name: str, value: float | None) -> Iterator[Sequence[str]]:
+    """A row; none where nothing was run. Who serves far less than ours has no ratio to it."""
+    seeds = table.seeds(case, name, value=value)
+    if not seeds:
+        return
+    cost = table.spread(case, name, lambda each: each.cost_usd, value=value)
+    slo = table.spread(case, name, lambda each: each.slo_ratio, value=value)
+    ours = table.spread(case, SLICEWISE, lambda each: each.slo_ratio)
+    is_far_below = bool(slo and ours and slo.mean < ours.mean - _FAR_BELOW)
+
+    bound = table.over_bound(case, name, value=value)
+    hindsight = table.ratios(case, name, HINDSIGHT, value=value)
+    pairs = table.ratios(case, name, SLICEWISE, value=value)
+    is_ours = name == SLICEWISE and value is None
+    yield (
+        _row_name(name, value),
+        str(len(seeds)),
+        "none keeps 99 %" if cost is None else _spread(cost, _digits(cost.mean)),
+        _spread(bound if name != LOWER_BOUND else None, ".2f"),
+        _spread(hindsight if name in POLICIES else None, ".2f"),
+        _LESS_SERVICE if is_far_below else _spread(None if is_ours else pairs, ".2f"),
+        "" if slo is None else f"{slo.mean:.2%}",
+        "" if slo is None else f"{slo.lowest:.2%}",
+        _mean(table.spread(case, name, lambda each: each.mean_slices, value=value)),
+    )
+
+
+def _row_name(name: str, value: float | None) -> str:
+    if value is not None:
+        return f"{name}, `{POLICIES[name].knob.name}` {value:g}"
+    return f"**{name}**" if name == SLICEWISE else name
+
+
+def _choice(table: Table) -> Iterator[Sequence[str]]:
+    for name, compared in POLICIES.items():
+        chosen, knob = chosen_of(table, name), compared.knob
+        if chosen is not None:
+            ships = next(each for each in tried(table, name) if each.value == knob.shipped)
+            yield name, f"`{knob.name}`", *_tried(ships), *_tried(chosen)
+
+
+def _tried(each: Tried) -> tuple[str, str, str]:
+    return f"{each.value:g}", f"{each.cost_usd:,.0f}", f"{each.slo_ratio:.2%}"
 
 
 def _at_equal_service(table: Table, case: str) -> Iterator[Sequence[str]]:

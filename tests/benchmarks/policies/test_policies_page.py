@@ -1,5 +1,6 @@
 """The page of policies is what its results say, and figures and records are what they should be."""
 
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -7,10 +8,14 @@ import pytest
 
 from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.policies.aims import aims
+from benchmarks.policies.cases import TUNING
+from benchmarks.policies.choice import chosen_of
 from benchmarks.policies.command import chosen_parts, with_stored
 from benchmarks.policies.curves import drawn
 from benchmarks.policies.figures import CurvePoint, Table, batch_figures, cost_at, is_between
 from benchmarks.policies.jobs import (
+    CHOICE_SEEDS,
+    CHOSEN,
     HEADLINE,
     HINDSIGHT,
     LOWER_BOUND,
@@ -138,6 +143,50 @@ def test_page_has_a_row_a_policy_and_says_what_was_not_run() -> None:
     assert "- headline: 145 of 150 runs" in page
     assert page.startswith("before\n")
     assert page.endswith("\nafter")
+
+
+def test_knob_that_is_chosen_is_the_cheapest_that_keeps_99_percent_over_all_days() -> None:
+    def days(value: float | None, cost_usd: float, *ratios: float) -> list[PolicyRecord]:
+        days = [(case, seed) for case in TUNING for seed in CHOICE_SEEDS]
+        return [
+            record("hpa", seed, cost_usd, case=case, value=value, slo_ratio=ratio)
+            for (case, seed), ratio in zip(days[: len(ratios)], ratios, strict=True)
+        ]
+
+    def chosen(*values: list[PolicyRecord]) -> float | None:
+        found = chosen_of(Table(chain.from_iterable(values)), "hpa")
+        return None if found is None else found.value
+
+    dear = [days(value, 300.0, 1, 1, 1, 1) for value in (0.5, 0.57)]
+    kept = days(0.65, 200.0, 1, 1, 0.97, 0.99)
+    missed = [days(value, 100.0, 1, 1, 1, 0.95) for value in (0.72, None)]
+    assert chosen(*dear, kept, *missed, days(0.9, 50.0, 1, 1, 1, 0.9)) == 0.65
+    assert chosen(*dear, kept, *missed, days(0.9, 50.0, 1, 1, 1)) is None
+    none_keeps = [days(value, 100.0, 1, 1, 1, 0.95) for value in POLICIES["hpa"].knob.values[:-2]]
+    best = days(None, 900.0, 1, 1, 1, 0.955)
+    assert chosen(*none_keeps, best, days(0.9, 50.0, 1, 1, 1, 0.9)) == 0.8
+
+
+def test_chosen_knobs_are_what_the_stored_results_of_the_tuning_set_say() -> None:
+    table = Table(read_results(RESULTS).records)
+
+    found = {name: chosen_of(table, name) for name in POLICIES}
+    assert {name: each.value for name, each in found.items() if each} == CHOSEN
+
+
+def test_cost_of_who_serves_far_less_is_not_set_against_ours() -> None:
+    page = updated(
+        _EMPTY,
+        results(
+            record("slicewise", 1, 4000.0, slo_ratio=0.995),
+            record(LOWER_BOUND, 1, 2000.0, slo_ratio=None),
+            record("hpa", 1, 5000.0, slo_ratio=0.991),
+            record("dynamo-planner", 1, 1000.0, slo_ratio=0.45),
+        ),
+    )
+
+    assert "| hpa | 1 | 5,000 | 2.50 |  | 1.25 | 99.10% |" in page
+    assert "| dynamo-planner | 1 | 1,000 | 0.50 |  | serves less | 45.00% |" in page
 
 
 def test_cost_at_a_level_lies_between_neighbouring_points() -> None:
