@@ -3,7 +3,7 @@
     validating ─> in_progress ─> finalizing ─> completed, or expired if lines are left
         │  │           │
         │  └───────────┴─> cancelling ─> cancelled
-        └─> failed
+        └─> failed, or expired before anybody has read it
 
 Does not own how they are kept (`store`), nor what clients see of them (`answers`). Times are Unix
 seconds. The names of states and codes are OpenAI's, by the types of its Python client 2.x as read
@@ -237,18 +237,29 @@ def validated(
     return replace(begun, num_total=num_lines, lines_by_model=dict(lines_by_model))
 
 
-def reading_fault(batch: Batch, term: int, now_s: float) -> LineFault | None:
-    """Returns why the lines of a batch are not to be read any more; `None` while they are.
+def is_to_be_read(batch: Batch, term: int, now_s: float) -> bool:
+    """Returns whether the lines of a batch are still to be read.
 
     `term` is that of the lease: each owner reads once.
     """
+    return now_s < batch.expires_at_s and term <= MAX_READINGS
+
+
+def unread(batch: Batch, now_s: float) -> Batch:
+    """Returns a batch whose lines are not read any more; see `is_to_be_read`.
+
+    Nothing is wrong with one whose window is over, and it may be created again: it has expired. One
+    that nobody could read has failed. One that was cancelled meanwhile stays so.
+    """
+    if batch.status is not BatchStatus.VALIDATING:
+        return batch
     if now_s >= batch.expires_at_s:
         message = "The completion window was over before the lines had been read."
-        return LineFault("batch_expired", message)
-    if term > MAX_READINGS:
+        status, fault = BatchStatus.EXPIRED, LineFault("batch_expired", message)
+    else:
         message = f"The lines could not be read, {MAX_READINGS} times in a row."
-        return LineFault("validation_failed", message)
-    return None
+        status, fault = BatchStatus.FAILED, LineFault("validation_failed", message)
+    return replace(batch.enter(status, now_s), errors=(fault,))
 
 
 def finalizing(batch: Batch, now_s: float) -> Batch:

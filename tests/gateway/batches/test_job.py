@@ -251,11 +251,12 @@ async def test_file_with_a_bad_line_fails_and_nothing_is_asked() -> None:
         assert (batch.output_file_id, batch.error_file_id) == (None, None)
 
 
-async def test_batch_whose_window_is_over_before_it_is_read_fails_and_says_so() -> None:
+async def test_batch_whose_window_is_over_before_it_is_read_expires_and_says_so() -> None:
     with world_of() as world:
         world.now_s = WINDOW_S
         await world.carry()
-        assert world.batch.status is BatchStatus.FAILED
+        assert world.batch.status is BatchStatus.EXPIRED
+        assert world.batch.entered[BatchStatus.EXPIRED] == WINDOW_S
         assert [fault.code for fault in world.batch.errors] == ["batch_expired"]
         assert not world.asked
 
@@ -424,7 +425,8 @@ def test_each_line_is_in_the_files_once_whatever_happens(
             if batch.status is BatchStatus.COMPLETED:
                 assert batch.num_completed == num_lines
         else:
-            assert batch.status in (BatchStatus.FAILED, BatchStatus.CANCELLED)
+            unread_too_late = world.now_s >= WINDOW_S and batch.status is BatchStatus.EXPIRED
+            assert unread_too_late or batch.status in (BatchStatus.FAILED, BatchStatus.CANCELLED)
             assert not world.output + world.errors
         # A file that nobody has told of is nobody's.
         assert len(world.store.files("a", MANY)) == 1 + bool(world.output) + bool(world.errors)

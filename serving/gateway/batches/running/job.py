@@ -18,7 +18,6 @@ from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.due import due_at_s
 from serving.gateway.batches.lines import (
     BatchLine,
-    CheckedLines,
     LineLimits,
     RefusedLine,
     check_lines,
@@ -35,9 +34,10 @@ from serving.gateway.batches.records import (
     LineAnswer,
     StoredFile,
     finalizing,
+    is_to_be_read,
     next_step,
     outcome_of,
-    reading_fault,
+    unread,
     validated,
 )
 from serving.gateway.batches.running.answer_writer import AnswerWriter
@@ -193,12 +193,12 @@ class BatchJob:
     # -- in a thread for long calls, of which each batch has one --
 
     def _validate(self, batch: Batch) -> None:
-        fault = reading_fault(batch, self._lease.term, self._now_s())
-        if fault is not None:
-            checked = CheckedLines(0, (fault,))
-        else:
-            with self._store.open_content(batch.tenant, batch.input_file_id) as content:
-                checked = check_lines(content, batch.endpoint, self._settings.limits)
+        begun_s = self._now_s()
+        if not is_to_be_read(batch, self._lease.term, begun_s):
+            self._store.change_leased(self._lease, lambda each: unread(each, begun_s))
+            return
+        with self._store.open_content(batch.tenant, batch.input_file_id) as content:
+            checked = check_lines(content, batch.endpoint, self._settings.limits)
         now_s = self._now_s()
         self._store.change_leased(
             self._lease,
