@@ -31,7 +31,12 @@ from serving.config.application import (
     exposure_problem,
 )
 from serving.config.models import DeploymentConfig, ModelConfig
-from serving.config.policy_rules import objective_problems, policy_problems, shape_problems
+from serving.config.policy_rules import (
+    bound_problems,
+    objective_problems,
+    policy_problems,
+    shape_problems,
+)
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
 from serving.config.rules import mappings_in
 from serving.config.schema import name_hint, path_text, shown
@@ -141,6 +146,7 @@ def check_serve_config(
         problems += policy_problems(f"applications[{index}]", application, config)
         problems += objective_problems(f"applications[{index}]", application, config)
         problems += shape_problems(f"applications[{index}]", application, config)
+        problems += bound_problems(f"applications[{index}]", application, config)
         problems += _drain_problems(
             f"{path}.rollout", config.rollout, {**RAY_SETTINGS, **inherited}
         )

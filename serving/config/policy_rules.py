@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from serving.config.application import AppConfig
-from serving.config.rules import mapping_in
+from serving.config.rules import mapping_in, numbers_in
 from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES
 from serving.domain.capacity.slice_profile import CapacityProfile, ProfileError, read_profile
 from serving.domain.errors import Problem
@@ -87,6 +87,39 @@ def shape_problems(
                     f"allowed: the same in both places; policy_kwargs.models.{model.name}.classes."
                     f"{name}.profile is for slices of another shape than the model's profile",
                     _shape_words(own),
+                )
+
+
+def bound_problems(
+    path: str, application: Mapping[str, object], config: AppConfig
+) -> Iterator[Problem]:
+    """Yields bounds of a class in the policy that none of its deployment's bounds meets.
+
+    The deployment's would count, and whoever wrote the others would not know. What is no number is
+    the policy's to refuse.
+    """
+    kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
+    for index, model in enumerate(config.models):
+        classes = mapping_in(mapping_in(mapping_in(kwargs, "models"), model.name), "classes")
+        for number, deployment in enumerate(model.deployments):
+            name = deployment.compute_class
+            least, most = numbers_in(mapping_in(classes, name), "min_slices", "max_slices")
+            fewest, greatest = deployment.min_replicas, deployment.max_replicas
+            its_path = f"{path}.args.models[{index}].deployments[{number}]"
+            allowed = f"policy_kwargs.models.{model.name}.classes.{name}"
+            if least is not None and greatest is not None and least > greatest:
+                yield Problem(
+                    f"{its_path}.max_replicas",
+                    "fewer than the slices that the policy keeps at least",
+                    f"allowed: at least {allowed}.min_slices, {least:g}",
+                    f"{greatest}",
+                )
+            if most is not None and fewest is not None and most < fewest:
+                yield Problem(
+                    f"{its_path}.min_replicas",
+                    "more than the slices that the policy has at most",
+                    f"allowed: at most {allowed}.max_slices, {most:g}",
+                    f"{fewest}",
                 )
 
 

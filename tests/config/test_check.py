@@ -280,6 +280,32 @@ def test_objectives_of_a_model_are_those_that_its_policy_plans_for(
 
 
 @pytest.mark.parametrize(
+    ("bounds", "complaint"),
+    [
+        ({}, ""),
+        ({"min_slices": 4, "max_slices": 2}, ""),
+        ({"min_slices": 5}, "max_replicas: fewer than the slices that the policy keeps at least"),
+        ({"max_slices": 1}, "min_replicas: more than the slices that the policy has at most"),
+        ({"min_slices": "five"}, ""),
+    ],
+)
+def test_bounds_of_a_class_and_those_of_its_deployment_meet(
+    bounds: dict[str, Any], complaint: str
+) -> None:
+    settings = settings_with()
+    (application,) = settings["applications"]
+    (model,) = application["args"]["models"]
+    model["deployments"] = [{"compute_class": "spot", "min_replicas": 2, "max_replicas": 4}]
+    models = {model["name"]: {"classes": {"spot": bounds}}}
+    application["autoscaling_policy"] = {"policy_kwargs": {"models": models}}
+
+    place = "applications[0].args.models[0].deployments[0]."
+    found = [each for each in problems_of(settings) if "that the policy" in each]
+    assert len(found) == bool(complaint)
+    assert all(f"{place}{complaint}" in each for each in found)
+
+
+@pytest.mark.parametrize(
     ("classes", "complaint"),
     [
         ({}, ""),
