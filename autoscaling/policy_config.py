@@ -33,7 +33,14 @@ _LIST_MARKETS: Mapping[str, PricedMarket] = {
 
 
 class PolicyConfigError(ValueError):
-    """The policy's settings cannot be used. The message lists every problem found."""
+    """The policy's settings cannot be used. The message lists every problem found.
+
+    So does `problems`, one of them each.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
 
 
 class _Section(BaseModel):
@@ -234,7 +241,7 @@ def read_policy_settings(raw: object, root: Path = _PROJECT_ROOT) -> PolicySetti
             f" {each['msg']}"
             for each in error.errors(include_url=False)
         )
-        raise PolicyConfigError("; ".join(problems)) from error
+        raise PolicyConfigError(*problems) from error
     problems_found: list[str] = []
     models = []
     try:
@@ -245,9 +252,9 @@ def read_policy_settings(raw: object, root: Path = _PROJECT_ROOT) -> PolicySetti
         try:
             models.append(_model_settings(name, model, root, prices, config.region))
         except PolicyConfigError as error:
-            problems_found.append(str(error))
+            problems_found += error.problems
     if problems_found:
-        raise PolicyConfigError("; ".join(problems_found))
+        raise PolicyConfigError(*problems_found)
     quotas, members = _shared_quotas(config.quotas, models)
     log = None if config.decision_log is None else root / config.decision_log
     return PolicySettings(tuple(models), config.decide_every_s, log, quotas, members)

@@ -65,6 +65,15 @@ class SlicePolicy:
             ModelScaler(each, self._writer, known.get(each.model)) for each in read.models
         )
 
+    @staticmethod
+    def complaints(settings: Mapping[str, object]) -> tuple[str, ...]:
+        """Returns why settings cannot be used; `config check` asks before anything is deployed."""
+        try:
+            read_policy_settings(settings)
+        except PolicyConfigError as error:
+            return error.problems
+        return ()
+
     def __call__(self, contexts: _Contexts) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
         """Returns targets by deployment; a deployment without one keeps what it has."""
         now_s = time.time()

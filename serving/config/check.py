@@ -35,6 +35,7 @@ from serving.config.policy_rules import (
     bound_problems,
     objective_problems,
     policy_problems,
+    settings_problems,
     shape_problems,
 )
 from serving.config.ray_settings import HAPROXY, HARD_STOP, RAY_SETTINGS
@@ -144,6 +145,7 @@ def check_serve_config(
             continue
         applications[str(application.get("name", "default"))] = config
         problems += policy_problems(f"applications[{index}]", application, config)
+        problems += settings_problems(f"applications[{index}]", application)
         problems += objective_problems(f"applications[{index}]", application, config)
         problems += shape_problems(f"applications[{index}]", application, config)
         problems += bound_problems(f"applications[{index}]", application, config)

@@ -1,10 +1,12 @@
 """What an application says of its scaling policy, against what it says of its models.
 
-The policy reads its own settings (`autoscaling.policy_config`) and refuses what cannot be used.
-Here is what fits neither side alone.
+The policy reads its own settings (`autoscaling.policy_config`) and says what cannot be used. The
+rest here is what fits neither side alone.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,6 +17,7 @@ from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES
 from serving.domain.capacity.slice_profile import CapacityProfile, ProfileError, read_profile
 from serving.domain.errors import Problem
 
+_OUR_POLICIES = "autoscaling"
 # The policy searches its files there.
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +39,29 @@ def policy_problems(
             "missing, and deployments have min_replicas and max_replicas",
             "needed: policy_function autoscaling.serve_policy:SlicePolicy with its policy_kwargs",
         )
+
+
+def settings_problems(path: str, application: Mapping[str, object]) -> Iterator[Problem]:
+    """Yields what the policy says of its own settings, if it is ours.
+
+    It is made when the application runs already, and then scales nothing with settings that it
+    cannot use. This package is below it, so it is found as Serve finds it, by its name. Somebody
+    else's policy is not imported: it need not be installed here.
+    """
+    named = mapping_in(application, "autoscaling_policy")
+    function, kwargs = named.get("policy_function"), mapping_in(named, "policy_kwargs")
+    if not isinstance(function, str) or re.split("[.:]", function)[0] != _OUR_POLICIES:
+        return
+    at = f"{path}.autoscaling_policy"
+    module, _, name = function.rpartition(":" if ":" in function else ".")
+    try:
+        policy = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        allowed = "needed: autoscaling.serve_policy:SlicePolicy"
+        yield Problem(f"{at}.policy_function", f"cannot be imported: {error}", allowed, function)
+        return
+    for complaint in policy.complaints(kwargs):
+        yield Problem(f"{at}.policy_kwargs", complaint, "see docs/reference/policy.md")
 
 
 def objective_problems(

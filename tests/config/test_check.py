@@ -1,5 +1,6 @@
 """A serve_config.yaml is checked against the environment that Ray is started with."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,43 @@ def test_objectives_of_a_model_are_those_that_its_policy_plans_for(
     application["autoscaling_policy"] = {"policy_kwargs": {"models": models}}
     place = "applications[0].args.models[0].objectives: not those that the policy plans for"
     assert [place in problem for problem in problems_of(settings)].count(True) == is_refused
+
+
+def with_policy(**changes: Any) -> Any:
+    settings = yaml.safe_load((ROOT / "deployments/sim/autoscaling.yaml").read_text())
+    settings["applications"][0]["autoscaling_policy"] |= changes
+    return settings
+
+
+def test_settings_of_our_policy_are_read_before_anything_is_deployed() -> None:
+    kwargs = with_policy()["applications"][0]["autoscaling_policy"]["policy_kwargs"]
+    (model,) = kwargs["models"]
+
+    def with_rules(**rules: object) -> list[str]:
+        changed = copy.deepcopy(kwargs)
+        changed["models"][model].setdefault("rules", {}).update(rules)
+        return problems_of(with_policy(policy_kwargs=changed))
+
+    assert problems_of(with_policy()) == []
+    place = "applications[0].autoscaling_policy.policy_kwargs: "
+    too_much, unknown = sorted(with_rules(nonsense=1, late_ratio=7.0))
+    assert unknown.startswith(f"{place}models.{model}.rules.nonsense is 1: ")
+    assert too_much.startswith(f"{place}models.{model}.rules.late_ratio is 7.0: ")
+    lost = problems_of(with_policy(policy_kwargs=kwargs | {"prices": "nowhere.yaml"}))
+    assert [each.startswith(f"{place}prices: ") for each in lost] == [True]
+
+
+@pytest.mark.parametrize("function", ["autoscaling.serve_polcy:SlicePolicy", "autoscaling:Slices"])
+def test_policy_of_ours_that_is_not_there_is_named(function: str) -> None:
+    (problem,) = problems_of(with_policy(policy_function=function))
+
+    place = "applications[0].autoscaling_policy.policy_function: cannot be imported: "
+    assert problem.startswith(place)
+    assert f"(value {function}); needed: autoscaling.serve_policy:SlicePolicy" in problem
+
+
+def test_policy_of_somebody_else_is_not_imported() -> None:
+    assert problems_of(with_policy(policy_function="theirs.policy:scale", policy_kwargs={})) == []
 
 
 @pytest.mark.parametrize(
