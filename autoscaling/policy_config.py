@@ -126,13 +126,13 @@ class PolicyClassConfig(_Section):
     correlation_group: str = ""
     """What is lost together, such as a zone; the class itself, when left out."""
     min_slices: _Count = _term("min_slices")
-    """Slices kept whatever the load, besides the deployment's own `min_replicas`."""
+    """Slices kept whatever the load; the deployment's `min_replicas` where that is more."""
     max_slices: _Count = _term("max_slices")
-    """Quota, besides the deployment's own `max_replicas`."""
+    """Quota; the deployment's `max_replicas` where that is less."""
     provisioning_s: _NotNegative = _term("provisioning_s")
     """How long a slice usually takes to come, until experience says better."""
-    load_s: _NotNegative = _term("load_s")
-    """How long an engine then takes to be ready; by default the profile's `load_s`."""
+    load_s: _NotNegative | None = None
+    """How long an engine then takes to be ready; `null`: the profile's `load_s`."""
     losses_per_hour: _NotNegative = _term("losses_per_hour")
     """How often a slice is usually taken away, until experience says better."""
     patience_s: _Positive | None = None
@@ -313,7 +313,9 @@ def _class_terms(
 ) -> ComputeClass:
     """The terms of a class; raises `ValueError` for a contradiction or a missing price."""
     given = config.model_dump(exclude_unset=True, exclude={"profile"})
-    terms = {"load_s": profile.load_s} | _built_in_terms(name) | given
+    terms = _built_in_terms(name) | given
+    if terms.get("load_s") is None:
+        terms["load_s"] = profile.load_s
     per_chip = terms.pop("usd_per_chip_hour", None)
     if per_chip is not None and "usd_per_slice_hour" in terms:
         raise ValueError("usd_per_slice_hour and usd_per_chip_hour; allowed: one of them")

@@ -209,7 +209,8 @@ def _fault_lines(batch: ReportedBatch) -> Iterator[str]:
     if not faults:
         return
     yield ""
-    yield f"{printable(batch.id)}: {len(faults)} faults in its file"
+    what = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    yield f"{printable(batch.id)}: {what}"
     for fault in faults[:_MOST_FAULTS]:
         where = "" if fault.line is None else f"line {fault.line}: "
         yield f"  {where}{printable(fault.message or fault.code)}"

@@ -78,7 +78,8 @@ class GatewayConfig(_Section):
     ended. At least `max_unread_bytes`."""
     request_deadline_s: Annotated[float, Field(gt=0, le=86_400)] = limits.REQUEST_DEADLINE_S
     """How long a request waits for its first token, if it does not say (`X-SLO-TTFT-Ms`): in front
-    of a model without a ready engine before 503, and for room in one before 429. What cannot have
+    of a model without a ready engine before 503 (after 5 s, where the next one is known to come
+    later), and for room in one before 429. What cannot have
     it in time is refused when it comes. Each token of its prompt adds the model's
     `objectives.ttft_per_prompt_token_s`. A stream that has begun and lost its engine waits so long
     for another."""
@@ -247,9 +248,9 @@ class BatchesConfig(_Section):
     """Batches that one gateway works on."""
     lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = limits.BATCH_LINES_IN_FLIGHT
     """Lines of one batch that are asked at once, at first. Then, for a model with `objectives`, as
-    many as make the steps of its engines nearly as long as `objectives.tpot_s` allows; for another
-    one more, where the batch would not be done in time and lines do not have to wait. Fewer, where
-    others' requests miss their objectives. All batches of a gateway have at most as many as half of
+    many as make the steps of its engines take 0.7 of `objectives.tpot_s`; for another one more,
+    where the batch would not be done in time and lines do not have to wait. Fewer, where others'
+    requests miss their objectives. All batches of a gateway have at most as many as half of
     `gateway.max_waiting_requests`."""
     lease_s: Annotated[float, Field(ge=1, le=600)] = 30.0
     """How long a gateway that falls silent keeps its batches; then others go on with them. With

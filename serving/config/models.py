@@ -186,8 +186,8 @@ class ModelConfig(_Section):
     """What a request is to see: gateways count by it what is late, and a request's deadline grows
     with its prompt as its objective does. `ttft_s` itself is no deadline: it is what most requests
     are to see. `null`: 2.5 s to the first token and 0.1 s for each after it. With a scaling policy
-    they are those of its `policy_kwargs`; only where they are given here too it is told who met
-    them."""
+    give those of its `policy_kwargs` here too: gateways read only these. Without them engines hold
+    no objective, and the policy is not told who met them."""
     holds_objectives: bool = True
     """Whether, while engines lack, as many requests as can be are served within `objectives`: an
     engine takes no more sequences than keep `tpot_s`, and what can be in time no more waits behind

@@ -122,8 +122,9 @@ class ComputeClassConfig(_Section):
     """Labels of its hosts in Ray, all of them needed; by default `ray.io/market-type` with the
     market as its value."""
     patience_s: Annotated[float | None, Field(gt=0, le=7 * DAY_S)] = None
-    """How long a replica waits for a slice of it before the next compute class is asked; for ever,
-    when left out."""
+    """After how long a replica's wait for a slice of it is called too long, by `slicewise status`
+    and the alert SliceStuck; the replica goes on waiting. When other classes are asked is the
+    policy's own `patience_s`."""
     drain_notice_s: Annotated[float, Field(ge=0, le=7 * DAY_S, json_schema_extra=_BY_MARKET)] = 0.0
     """How long before its end a slice is told: by default 15 for spot, the whole run for
     flex-start, 3600 for others. A host that fails tells nothing."""

@@ -243,9 +243,9 @@ def test_undisturbed_streams_repeat_exactly(
     )
 
 
-# Each but a killed replica costs the start of a new engine. `make test` has a SIGKILL here, a
-# SIGSTOP under these and other streams (`test_held_kills.py`), and a SIGTERM to an engine core by
-# itself (`tests/engine`); the other processes and signals are long tests.
+# Each but a killed replica costs the start of a new engine. `make test` has a SIGKILL here and a
+# SIGSTOP under these and other streams (`test_held_kills.py`); the other processes and signals are
+# long tests.
 ALWAYS_TRIED = {Kill(Victim.HOST, signal.SIGKILL)}
 
 

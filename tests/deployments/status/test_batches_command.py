@@ -109,7 +109,7 @@ def test_table_shows_what_a_batch_has_cost(cost: dict[str, Any] | None, shown: s
 def test_faults_of_a_file_are_shown_by_line() -> None:
     faults = [{"line": line, "code": "c", "message": f"wrong {line}\n\x1b"} for line in range(1, 8)]
     lines = lines_of(batch(status="failed", failed_at=9_001, errors={"data": faults}))
-    assert lines[2:5] == ["", "batch_1: 7 faults in its file", "line 1: wrong 1??"]
+    assert lines[2:5] == ["", "batch_1: 7 faults", "line 1: wrong 1??"]
     assert lines[-1] == "and 2 more"
 
 
