@@ -148,12 +148,18 @@ def _gateway_monitor(values: Values) -> Json:
     component = Component.GATEWAY if own else Component.HEAD
     ports = [gateway_port(number) for number in range(len(own))] or ["serve"]
     selector = {"matchLabels": component_labels(cluster, component)}
-    endpoints = [page | {"port": port, "relabelings": [_HOST]} for port in ports]
+    endpoints = [page | {"port": port, "relabelings": [_HOST, _RUNNING]} for port in ports]
     return _pod_monitor(cluster, "gateway", selector, *endpoints)
 
 
 # Alerts go by the pod that gateways are in; and the head is told from the other nodes of Ray.
 _HOST = {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "host"}
+# A pod that waits for its machine or for the head is no gateway that does not answer.
+_RUNNING = {
+    "sourceLabels": ["__meta_kubernetes_pod_phase"],
+    "regex": "Running",
+    "action": "keep",
+}
 _NODE_TYPE = {
     "sourceLabels": ["__meta_kubernetes_pod_label_ray_io_node_type"],
     "targetLabel": "node_type",

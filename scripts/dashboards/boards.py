@@ -100,7 +100,7 @@ FLEET = Board(
                         "{{compute_class}} {{cause}}": "class:slices_ended:increase30m"
                         '{compute_class=~"$compute_class"}'
                     },
-                    text="`released` is no loss: scale-down, update, shutdown.",
+                    text="`released` (scale-down, update, shutdown) and `adopted` are no losses.",
                 ),
                 Panel(
                     "Time in the present state",

@@ -172,7 +172,8 @@ def _datasource() -> dict[str, Any]:
 
 def _variable(name: str, query: str) -> dict[str, Any]:
     return {
-        "allValue": ".+",
+        # Also what has no such label: a slice that nobody has, a request that never had an engine.
+        "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "datasource": _DATASOURCE,
         "definition": query,

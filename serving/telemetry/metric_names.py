@@ -138,7 +138,7 @@ _WAITING_REASONS, _TOKEN_SOURCES = 2, 3
 # Draft tokens of one step at most that are distinguished by position.
 MAX_DRAFT_POSITIONS = 16
 # Why a slice ends (`serving.domain.slice_lifecycle`).
-_END_CAUSES = 5
+_END_CAUSES = 7
 
 
 # The units that a name says.

@@ -528,6 +528,16 @@ async def test_tenant_is_the_name_of_the_key_and_never_what_the_client_made_up()
     }
 
 
+async def test_refusals_of_a_tenant_are_shown_from_its_first_request_on() -> None:
+    edge = edge_over(EchoFrontend("chat"), keys=ApiKeys(read_keys("acme k1, k2")))
+    await post_to(edge, [{"model": "chat"}], authorization="Bearer k1")
+    samples = of_edge(edge)
+    refused = dict.fromkeys(("gateway_behind", "no_engine_in_time", "overloaded"), 0)
+    for result, count in (refused | {"admitted": 1}).items():
+        of_acme = {"model": "chat", "tenant": "acme", "result": result}
+        assert value(samples, "slicewise_admissions_total", **of_acme) == count
+
+
 async def test_request_without_a_key_is_refused_as_such() -> None:
     edge = edge_over(EchoFrontend("chat"), keys=("secret",))
     await post_to(edge, [{"model": "chat"}])

@@ -187,9 +187,12 @@ class ServingCollector(Collector):
         for model, fleet in self._fleets.items():
             _add_classes(families, model, fleet.request_metrics)
             _add_present(families, model, fleet)
+        # Of a tenant as soon as any of its requests came.
+        seen = {(model, tenant) for model, _, tenant in self._edge.admissions}
         awaited = {
-            (model, result, DEFAULT_TENANT): 0
+            (model, result, tenant): 0
             for model in self._fleets
+            for tenant in sorted({DEFAULT_TENANT} | {by for of, by in seen if of == model})
             for result in _REFUSALS_FROM_ZERO
         }
         for (model, result, tenant), count in (awaited | self._edge.admissions).items():

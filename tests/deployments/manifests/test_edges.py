@@ -98,7 +98,7 @@ def test_every_job_that_alerts_ask_for_is_a_monitor(folder: Folder) -> None:
         for each in folder.of_kind("PodMonitor")
         for endpoint in each.body["spec"]["podMetricsEndpoints"]
         for relabeling in endpoint["relabelings"]
-        if relabeling["targetLabel"] == "job"
+        if relabeling.get("targetLabel") == "job"
     }
     assert asked
     assert asked <= jobs

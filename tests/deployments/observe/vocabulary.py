@@ -66,7 +66,10 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "slicewise_provisioning_slices": {"state": set(SupplyState)},
     "slicewise_provisioning_failures_total": {"kind": {*FAILURE_KINDS.values(), FAULT}},
     "slicewise_provisioning_changed_slices_total": {"direction": {ADDED, DROPPED}},
-    "slicewise_condition_readable": {"kind": {*FAILURE_KINDS.values(), FAULT}},
+    "slicewise_condition_readable": {
+        "kind": {*FAILURE_KINDS.values(), FAULT},
+        "resource": {"pods", "redis", "rayclusters", "resourcequotas", "computeclasses"},
+    },
     "slicewise_control_pods": {
         "component": {HEAD, GATEWAY, CONTROL, REDIS},
         "state": {"ready", "unready"},
