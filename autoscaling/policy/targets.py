@@ -2,8 +2,9 @@
 
 Additions are at once. Surplus goes in this order: first orders that are not filled yet, which
 cost nothing; then slices, the most expensive first, and only as many as leave the need covered by
-slices that are ready. A slice goes after it has been surplus for a while. No addition takes the
-targets of all classes together beyond their maximum (`mix.bound`).
+slices that are ready; but one at a time where a maximum leaves no room (`mix.bound`), and what
+another model lacks. A slice goes after it has been surplus for a while. No addition takes the
+targets of all classes together beyond their maximum.
 """
 
 import math

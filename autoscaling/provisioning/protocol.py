@@ -1,6 +1,6 @@
 """Defines how slices are made and removed: the one seam between the plan and a cluster.
 
-Two implementations exist: `kuberay` (GKE), and `static` (slices that are simply there).
+`kuberay` is the one that exists, for GKE; tests have another world behind the same protocol.
 """
 
 from dataclasses import dataclass

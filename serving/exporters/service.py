@@ -66,7 +66,6 @@ class ExporterService:
             collectors.append(WorkloadCollector(options.run_dir))
         facts = HostDescription(read_identity(environment), options.expected_chips)
         self.exporter = Exporter(collectors, facts, installed_version(), options.budget_s)
-        self._budget_s = options.budget_s
 
     def dump_raw(self, path: Path) -> int:
         """Writes a capture of now; returns how many collectors gave something.

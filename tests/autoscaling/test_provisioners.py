@@ -35,7 +35,6 @@ from autoscaling.provisioning.kubernetes import KubernetesApi
 from autoscaling.provisioning.plan import Change, Drop, ProvisioningPlan, ProvisioningRules
 from autoscaling.provisioning.protocol import Provisioner
 from autoscaling.provisioning.reconcile import Reconciler
-from autoscaling.provisioning.static import StaticProvisioner
 from serving.domain.supply.records import SupplyReport
 from serving.domain.topology import slice_shape
 
@@ -237,31 +236,3 @@ async def test_rounds_replace_a_leaving_slice_before_it_goes(world: World) -> No
     assert world.slices(SPOT) == {"spot-group-0", "spot-group-1"}
     await driver.round(condemned("spot-group-0"), holding("spot-group-1"), at_s=2.0)
     assert world.slices(SPOT) == {"spot-group-1"}
-
-
-async def test_static_shows_the_slices_that_are_there_and_refuses_every_change() -> None:
-    provisioner = StaticProvisioner({SPOT: ["tpu-vm-0", "tpu-vm-1"]})
-    (group,) = (await provisioner.observe()).groups
-    assert [each.name for each in group.slices] == ["tpu-vm-0", "tpu-vm-1"]
-    await provisioner.apply(ProvisioningPlan())
-    with pytest.raises(OutdatedError):
-        await provisioner.apply(ProvisioningPlan((Change(group, 3, (), "because"),)))
-
-
-async def test_static_plans_never_change_anything_and_say_what_is_missing() -> None:
-    provisioner = StaticProvisioner({SPOT: ["tpu-vm-0", "tpu-vm-1"]})
-
-    async def read() -> SupplyReport:
-        entries = [waiting(), waiting(), holding("tpu-vm-0")]
-        return report_of(entries, (await provisioner.observe()).groups)
-
-    plan = await Reconciler(
-        read,
-        provisioner,
-        ProvisioningRules(),
-        fence=no_fence,
-        report_pods=no_report,
-        interval_s=1.0,
-    ).tick()
-    assert plan.changes == ()
-    assert "maxReplicas is 2: 1 refused" in plan.refusals[0].reason

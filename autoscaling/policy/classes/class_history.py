@@ -1,9 +1,9 @@
 """The history of a compute class: the times of its slices, their losses, whether it is healthy.
 
-Owns the memory of one class. A class is healthy until an order is later than usual or a whole group
-is lost at once. Then it backs off (`backoff`): what it has counts, what was ordered from it does
-not, and others are asked. Its orders stay open. It is healthy again once it delivers and a while
-has passed, longer after each episode of failures. Deterministic: time comes in.
+Owns the memory of one class. A class is healthy until an order is later than usual or all its
+slices are lost at once. Then it backs off (`backoff`): what it has counts, what was ordered from it
+does not, and others are asked. Its orders stay open. It is healthy again once it delivers and a
+while has passed, longer after each episode of failures. Deterministic: time comes in.
 """
 
 import math

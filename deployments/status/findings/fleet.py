@@ -53,7 +53,8 @@ def _model_findings(
                 f"engine {each.engine_id or 'without a name'}",
                 f"it is ready for {model.name} on {each.compute_class}, and this gateway has no "
                 "link to it",
-                "the gateway's log says why (`link_failed`); another gateway may have one",
+                "the gateway's log says why (`link_refused`, `link_unreachable` or "
+                "`engine_refused`); another gateway may have one",
                 since_s,
             )
 

@@ -12,7 +12,8 @@ sequences and `r * i * step_s` prompt tokens, hence
     step_s = base_s / (1 - r * work_s)
     r_max  = (1 - base_s / tpot_s) / work_s    where steps are as long as the TPOT objective allows
 
-unless sequences run out first: running <= max_num_seqs bounds r by max_num_seqs / (o * step_s).
+unless sequences run out first: running <= max_num_seqs bounds r by max_num_seqs / (o * step_s); or
+the tokens of a step: r * (i + o) * step_s <= max_num_batched_tokens.
 `slicewise profile` measures the three coefficients; the simulator's engines obey the same law.
 """
 

@@ -6,14 +6,11 @@ engine core, and that does not return while a step waits for the worker: 57 s la
 noticed (run 2026-11-22). Owns the watch. Does not own what follows.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 
 import ray
 from ray import ObjectRef
-
-logger = logging.getLogger(__name__)
 
 # A call that is inside of Ray when Ray is shut down would crash the process, so it looks up now and
 # then. An end is known at once nevertheless.

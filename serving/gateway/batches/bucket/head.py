@@ -64,9 +64,6 @@ class BatchHead(Document, frozen=True, kw_only=True):
         }
 
 
-Change = Callable[[BatchHead], BatchHead]
-
-
 def claimed(head: BatchHead, owner: str, now_s: float, lease_s: float, change_id: str) -> BatchHead:
     """Returns the head under a new lease; the same head if somebody has it, or it has ended.
 
