@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,14 @@ def test_settings_of_our_policy_are_read_before_anything_is_deployed() -> None:
     assert too_much.startswith(f"{place}models.{model}.rules.late_ratio is 7.0: ")
     lost = problems_of(with_policy(policy_kwargs=kwargs | {"prices": "nowhere.yaml"}))
     assert [each.startswith(f"{place}prices: ") for each in lost] == [True]
+
+
+def test_example_of_the_guide_can_be_deployed_as_it_stands() -> None:
+    guide = (ROOT / "docs/guide/autoscaling.md").read_text()
+    (example,) = re.findall(r"```yaml\n(- name: .*?)```", guide, re.DOTALL)
+
+    here = {"http_options": {"host": "127.0.0.1"}}
+    assert problems_of({**here, "applications": yaml.safe_load(example)}) == []
 
 
 @pytest.mark.parametrize("function", ["autoscaling.serve_polcy:SlicePolicy", "autoscaling:Slices"])
