@@ -13,7 +13,7 @@ print(" ".join({"ray", "vllm", "torch", "jax"} & sys.modules.keys()))
 
 
 @pytest.mark.parametrize(
-    "module", ["sidecar.command", "kuberay", "objects.cluster", "plan", "reconcile", "static"]
+    "module", ["sidecar.command", "kuberay", "objects.cluster", "plan", "reconcile"]
 )
 def test_importing_loads_no_framework(module: str) -> None:
     probe = subprocess.run(
