@@ -869,6 +869,21 @@ PROVISIONING = (
     ),
     _gauge(
         Scope.PROVISIONER,
+        "slicewise_provisioning_oldest_unheld_seconds",
+        "Time for which the slice with such chips has had them that has had them longest",
+        compute_class=1,
+        group=_GROUPS,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
+        "slicewise_provisioning_oldest_held_back_seconds",
+        "Time for which the slice that is held back longest has been quarantined or condemned",
+        compute_class=1,
+        group=_GROUPS,
+        state=2,
+    ),
+    _gauge(
+        Scope.PROVISIONER,
         "slicewise_provisioning_missing_slices",
         "Slices that a worker group is asked for and that do not have all of their pods",
         group=_GROUPS,

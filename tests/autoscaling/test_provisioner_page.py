@@ -118,6 +118,36 @@ def test_chips_are_unheld_where_machines_are_there_and_nobody_has_them() -> None
     assert told.page()["slicewise_provisioning_unheld_chips", "spot spot"] == 16 + 4
 
 
+def test_age_of_a_slice_that_nobody_has_is_its_own_through_all_its_states() -> None:
+    told = Told()
+    told.rounds.observed(ClusterObservation((replace(group(), name="spot"),)))
+
+    def look(*records: SupplyRecord) -> float:
+        told.rounds.reported(SupplyReport("1", records))
+        return told.page()["slicewise_provisioning_oldest_unheld_seconds", "spot spot"]
+
+    assert look(record("a", SupplyState.PENDING, 0)) == 0
+    assert look(record("a", SupplyState.BOOTING, 4)) == 0
+    told.now_s += 600
+    assert look(record("a", SupplyState.FREE, 4), record("b", SupplyState.BOOTING, 4)) == 600
+    told.now_s += 60
+    # Another one boots meanwhile, and is younger.
+    assert look(record("a", SupplyState.HELD, 4), record("b", SupplyState.FREE, 4)) == 60
+    assert look(record("a", SupplyState.HELD, 4), record("b", SupplyState.HELD, 4)) == 0
+
+
+def test_age_of_what_is_held_back_is_that_of_its_state() -> None:
+    told = Told()
+    told.rounds.observed(ClusterObservation((replace(group(), name="spot"),)))
+    condemned = replace(record("a", SupplyState.CONDEMNED, 4), since_s=40.0)
+    told.rounds.reported(SupplyReport("1", (condemned, record("b", SupplyState.FREE, 4))))
+
+    page = told.page()
+    name = "slicewise_provisioning_oldest_held_back_seconds"
+    assert page[name, "spot spot condemned"] == 60
+    assert page[name, "spot spot quarantined"] == 0
+
+
 def test_age_of_a_slice_without_machines_goes_on_until_it_has_them() -> None:
     told = Told()
 

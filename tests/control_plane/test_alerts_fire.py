@@ -210,7 +210,13 @@ async def more_is_wanted_than_a_group_may_have(scene: Scene) -> Page:
 async def machines_are_there_and_nobody_has_the_slice(scene: Scene) -> Page:
     scene.seen.report(slices=(record(SupplyState.BOOTING),))
     chips = series("slicewise_provisioning_unheld_chips", compute_class="spot", group=SPOT)
-    return await scene.seen.shows({chips: lambda count: count == 8})
+    await scene.seen.shows({chips: lambda count: count == 8})
+    scene.seen.now_s += 1900
+    scene.seen.report(slices=(record(SupplyState.BOOTING),))
+    oldest = series(
+        "slicewise_provisioning_oldest_unheld_seconds", compute_class="spot", group=SPOT
+    )
+    return await scene.seen.shows({oldest: lambda age_s: age_s > 1800})
 
 
 async def slice_is_quarantined(scene: Scene) -> Page:
@@ -218,7 +224,16 @@ async def slice_is_quarantined(scene: Scene) -> Page:
     name = series(
         "slicewise_provisioning_slices", compute_class="spot", group=SPOT, state="quarantined"
     )
-    return await scene.seen.shows({name: lambda count: count == 1})
+    await scene.seen.shows({name: lambda count: count == 1})
+    scene.seen.now_s += 3700
+    scene.seen.report(slices=(record(SupplyState.QUARANTINED),))
+    oldest = series(
+        "slicewise_provisioning_oldest_held_back_seconds",
+        compute_class="spot",
+        group=SPOT,
+        state="quarantined",
+    )
+    return await scene.seen.shows({oldest: lambda age_s: age_s > 3600})
 
 
 async def operator_freezes_scaling_down(scene: Scene) -> Page:
@@ -294,12 +309,12 @@ CAUSES: dict[str, tuple[Cause, dict[str, str], float]] = {
     "ChipsUnheld": (
         machines_are_there_and_nobody_has_the_slice,
         {"compute_class": "spot"},
-        31,
+        2,
     ),
     "SlicesHeldBack": (
         slice_is_quarantined,
         {"compute_class": "spot", "state": "quarantined"},
-        61,
+        2,
     ),
     "ScalingFrozen": (operator_freezes_scaling_down, {}, 241),
 }

@@ -17,9 +17,15 @@ from prometheus_client.registry import Collector
 
 from autoscaling.provisioning.groups import WorkerGroup
 from autoscaling.provisioning.sidecar.readings import REDIS, PlatformConditions
-from autoscaling.provisioning.sidecar.rounds import ADDED, DROPPED, RoundsSoFar
+from autoscaling.provisioning.sidecar.rounds import (
+    ADDED,
+    DROPPED,
+    RoundsSoFar,
+    is_unheld,
+    paid_chips,
+)
 from serving.domain.supply.pods import PodPhase
-from serving.domain.supply.records import SupplyRecord, SupplyReport, SupplyState
+from serving.domain.supply.records import SupplyReport, SupplyState
 from serving.telemetry.metric_names import ALL, MAX_CLASSES, MAX_QUOTAS, Kind
 
 # Prometheus waits 10 s for a page; a loop that is so late is an outage of its own.
@@ -40,6 +46,9 @@ _KUBELET_REASONS = frozenset(
 _OTHER_REASON = "other"
 _READY, _UNREADY = "ready", "unready"
 _T = TypeVar("_T")
+_Of = TypeVar("_Of", bound=tuple[str, ...])
+# No replica gets a slice in these states.
+_HELD_BACK = (SupplyState.QUARANTINED, SupplyState.CONDEMNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,8 @@ class ProvisionerCollector(Collector):
             families.add("slicewise_provisioning_notes", len(observation.notes))
             _add_groups(families, observation.groups, state.rounds.pending_since_s, self._now_s())
             if report is not None:
-                _add_supply(families, observation.groups, report)
+                since_s, now_s = state.rounds.unheld_since_s, self._now_s()
+                _add_supply(families, observation.groups, report, since_s, now_s)
         if state.conditions is not None:
             _add_conditions(families, state.conditions)
         return iter(families)
@@ -195,35 +205,47 @@ def _reason(waiting: str) -> str:
     return word if word in _KUBELET_REASONS else _OTHER_REASON
 
 
-def _add_supply(families: _Families, groups: Iterable[WorkerGroup], report: SupplyReport) -> None:
+def _add_supply(
+    families: _Families,
+    groups: Iterable[WorkerGroup],
+    report: SupplyReport,
+    unheld_since_s: Mapping[str, float],
+    now_s: float,
+) -> None:
     families.add("slicewise_provisioning_frozen", float(report.frozen is not None))
     of_groups = {(each.kind.compute_class, each.name) for each in groups}
     slices = Counter({(*of, state): 0 for of in of_groups for state in SupplyState})
     chips = Counter(dict.fromkeys(of_groups, 0))
+    # Without any there is none that is older than now.
+    held_back_s = {(*of, state): now_s for of in of_groups for state in _HELD_BACK}
+    unheld_s = dict.fromkeys(of_groups, now_s)
     for record in report.slices:
         of = record.compute_class or "", record.group or ""
         slices[*of, record.state] += 1
-        if not record.is_taken:
-            chips[of] += _paid_chips(record)
-    for (compute_class, group, state), count in slices.items():
-        families.add(
-            "slicewise_provisioning_slices",
-            count,
-            compute_class=compute_class,
-            group=group,
-            state=str(state),
-        )
-    for (compute_class, group), count in chips.items():
-        families.add(
-            "slicewise_provisioning_unheld_chips", count, compute_class=compute_class, group=group
-        )
+        if record.state in _HELD_BACK:
+            _note_older(held_back_s, (*of, record.state), record.since_s)
+        if is_unheld(record):
+            chips[of] += paid_chips(record)
+            _note_older(unheld_s, of, unheld_since_s.get(record.incarnation, now_s))
+    _add_by(families, "slices", slices)
+    _add_by(families, "unheld_chips", chips)
+    _add_by(families, "oldest_held_back_seconds", _ages(held_back_s, now_s))
+    _add_by(families, "oldest_unheld_seconds", _ages(unheld_s, now_s))
 
 
-def _paid_chips(record: SupplyRecord) -> int:
-    """The chips of those of its hosts that have a machine."""
-    hosts = record.hosts
-    there = sum(host.machine is not None or host.node_id is not None for host in hosts)
-    return record.num_chips * there // len(hosts) if hosts else 0
+def _note_older(since_s: dict[_Of, float], of: _Of, at_s: float) -> None:
+    since_s[of] = min(at_s, since_s.get(of, at_s))
+
+
+def _ages(since_s: Mapping[_Of, float], now_s: float) -> dict[_Of, float]:
+    return {of: max(0.0, now_s - at_s) for of, at_s in since_s.items()}
+
+
+def _add_by(families: _Families, name: str, values: Mapping[_Of, float]) -> None:
+    """Adds what is by compute class and group, and by state where there is one."""
+    for of, value in values.items():
+        labels = dict(zip(("compute_class", "group", "state"), map(str, of), strict=False))
+        families.add(f"slicewise_provisioning_{name}", value, **labels)
 
 
 def _add_conditions(families: _Families, known: PlatformConditions) -> None:

@@ -22,7 +22,7 @@ from autoscaling.provisioning.errors import (
 from autoscaling.provisioning.plan import Change, ProvisioningPlan
 from autoscaling.provisioning.protocol import ClusterObservation
 from serving.domain.supply.pods import PodPhase
-from serving.domain.supply.records import SupplyReport
+from serving.domain.supply.records import SupplyRecord, SupplyReport
 
 # How a failure is told, by its class; any other is a fault of ours.
 FAILURE_KINDS: Mapping[type[Exception], str] = {
@@ -52,7 +52,8 @@ class RoundsSoFar:
     direction. `succeeded_at_s` is `None` before the first round that went well. `observation` and
     `report` are those of the last round, or newer; `None` where that one could not read them.
     `plan` is that of the last round that went well. `pending_since_s` has since when each group has
-    a pod without a machine, as far as this process saw.
+    a pod without a machine, and `unheld_since_s`, by incarnation, since when a slice has machines
+    and no replica has it, as far as this process saw.
     """
 
     started_at_s: float
@@ -64,6 +65,7 @@ class RoundsSoFar:
     report: SupplyReport | None
     plan: ProvisioningPlan | None
     pending_since_s: Mapping[str, float]
+    unheld_since_s: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -94,6 +96,7 @@ class RoundLog:
         self._succeeded_at_s: float | None = None
         # By group and the first pod of a slice.
         self._pending_since_s: dict[tuple[str, str], float] = {}
+        self._unheld_since_s: dict[str, float] = {}
 
     def so_far(self) -> RoundsSoFar:
         """Returns what is known now."""
@@ -110,6 +113,7 @@ class RoundLog:
             report=self._reading.report or self._read.report,
             plan=self._plan,
             pending_since_s=oldest,
+            unheld_since_s=dict(self._unheld_since_s),
         )
 
     def observed(self, observation: ClusterObservation) -> None:
@@ -124,6 +128,13 @@ class RoundLog:
 
     def reported(self, report: SupplyReport) -> None:
         """See `RoundObserver`."""
+        now_s, before = self._now_s(), self._unheld_since_s
+        if report is not self._reading.report:
+            self._unheld_since_s = {
+                each.incarnation: before.get(each.incarnation, now_s)
+                for each in report.slices
+                if is_unheld(each)
+            }
         self._reading.report = report
 
     def changed(self, change: Change) -> None:
@@ -147,6 +158,18 @@ class RoundLog:
         # What the next round cannot read either is shown no longer.
         self._counts.rounds += 1
         self._read, self._reading = self._reading, _Round()
+
+
+def is_unheld(record: SupplyRecord) -> bool:
+    """Returns whether machines of a slice are there, and paid for, and no replica has it."""
+    return not record.is_taken and paid_chips(record) > 0
+
+
+def paid_chips(record: SupplyRecord) -> int:
+    """Returns the chips of those of its hosts that have a machine."""
+    hosts = record.hosts
+    there = sum(host.machine is not None or host.node_id is not None for host in hosts)
+    return record.num_chips * there // len(hosts) if hosts else 0
 
 
 def _slices_without_machines(observation: ClusterObservation) -> set[tuple[str, str]]:

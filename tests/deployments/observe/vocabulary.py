@@ -64,6 +64,9 @@ CLOSED: Mapping[str, Mapping[str, set[str]]] = {
     "slicewise_slice_state_seconds": {"state": set(SliceState)},
     "slicewise_supply_slices": {"state": set(SupplyState)},
     "slicewise_provisioning_slices": {"state": set(SupplyState)},
+    "slicewise_provisioning_oldest_held_back_seconds": {
+        "state": {SupplyState.QUARANTINED, SupplyState.CONDEMNED}
+    },
     "slicewise_provisioning_failures_total": {"kind": {*FAILURE_KINDS.values(), FAULT}},
     "slicewise_provisioning_changed_slices_total": {"direction": {ADDED, DROPPED}},
     "slicewise_condition_readable": {
