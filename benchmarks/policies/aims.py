@@ -6,7 +6,14 @@ from autoscaling.simulator.policies import SLICEWISE
 from benchmarks.policies.batches import WINDOWS_S
 from benchmarks.policies.cases import REPORTING, SCALE, TWO_DAYS
 from benchmarks.policies.figures import Table, batch_figures, cost_at, curve
-from benchmarks.policies.jobs import DROUGHT, HEADLINE, HELD_OUT, HINDSIGHT, SAFE_HINDSIGHT
+from benchmarks.policies.jobs import (
+    CURVE_SEEDS,
+    DROUGHT,
+    HEADLINE,
+    HELD_OUT,
+    HINDSIGHT,
+    SAFE_HINDSIGHT,
+)
 
 _SEED = 1
 Row = tuple[str, str, str]
@@ -57,11 +64,15 @@ def _wrong_profile(table: Table, world: str) -> Row:
 
 def _equal_service(table: Table, case: str) -> Row:
     aim = f"`{case}`: cost beside HPA on the ladder at an SLO of 99.5 %: at most 0.80"
-    ours = cost_at(curve(table, case, SLICEWISE, _SEED), 0.995)
-    theirs = cost_at(curve(table, case, "hpa-ladder", _SEED), 0.995)
-    if ours is None or theirs is None:
-        return _unknown(aim)
-    return _row(aim, f"{ours / theirs:.2f}", is_met=ours / theirs <= 0.80)
+    ours, theirs = (
+        curve(table, case, name, CURVE_SEEDS[case]) for name in (SLICEWISE, "hpa-ladder")
+    )
+    for level in (0.995, 0.99):
+        ours_usd, theirs_usd = cost_at(ours, level), cost_at(theirs, level)
+        if ours_usd is not None and theirs_usd is not None:
+            found = f"{ours_usd / theirs_usd:.2f} at {level:.1%}"
+            return _row(aim, found, is_met=level >= 0.995 and ours_usd <= 0.80 * theirs_usd)
+    return _unknown(aim)
 
 
 def _drought(table: Table) -> Row:

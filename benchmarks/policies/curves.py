@@ -5,6 +5,7 @@ from matplotlib.ticker import FuncFormatter
 
 from autoscaling.simulator.policies import POLICIES, SLICEWISE
 from benchmarks.policies.figures import Table, curve
+from benchmarks.policies.jobs import CURVE_SEEDS
 from loadtest.report.plot_style import (
     PATTERNS,
     SERIES,
@@ -22,13 +23,13 @@ _MARKERS = ("o", "s")
 _LEAST_MISSED = 1e-5
 
 
-def drawn(table: Table, case: str, seed: int) -> str:
+def drawn(table: Table, case: str) -> str:
     """The drawing of the curves of a case, an SVG file's text."""
     with styled():
         figure = new_figure(_HEIGHT_IN)
         axes = figure.subplots()
         for number, name in enumerate(POLICIES):
-            points = curve(table, case, name, seed)
+            points = curve(table, case, name, CURVE_SEEDS[case])
             if not points:
                 continue
             shade = number % len(_SHADES)

@@ -105,20 +105,28 @@ def batch_figures(table: Table, case: str, world: str) -> BatchFigures | None:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The result of a policy with its knob at `value`."""
+    """The result of a policy with its knob at `value`, of a day on average."""
 
     value: float
     cost_usd: float
     slo_ratio: float
 
 
-def curve(table: Table, case: str, policy: str, seed: int) -> tuple[CurvePoint, ...]:
-    """The points of a policy over its knob, in the order of the knob, as far as they were run."""
+def curve(table: Table, case: str, policy: str, seeds: Iterable[int]) -> tuple[CurvePoint, ...]:
+    """The points of a policy over its knob, in the order of the knob.
+
+    Those that were run on all days: each is of their mean cost and service.
+    """
     knob, points = POLICIES[policy].knob, []
+    days = list(seeds)
     for value in knob.values:
-        record = table.find(Job(case, AS_BELIEVED, policy, knob.shown(value), seed))
-        if record is not None and record.cost_usd is not None and record.slo_ratio is not None:
-            points.append(CurvePoint(value, record.cost_usd, record.slo_ratio))
+        records = [
+            table.find(Job(case, AS_BELIEVED, policy, knob.shown(value), seed)) for seed in days
+        ]
+        costs = [each.cost_usd for each in records if each and each.cost_usd is not None]
+        ratios = [each.slo_ratio for each in records if each and each.slo_ratio is not None]
+        if len(costs) == len(ratios) == len(days):
+            points.append(CurvePoint(value, fmean(costs), fmean(ratios)))
     return tuple(points)
 
 

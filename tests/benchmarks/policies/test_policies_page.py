@@ -12,11 +12,19 @@ from benchmarks.policies.cases import TUNING
 from benchmarks.policies.choice import chosen_of
 from benchmarks.policies.command import chosen_parts, with_stored
 from benchmarks.policies.curves import drawn
-from benchmarks.policies.figures import CurvePoint, Table, batch_figures, cost_at, is_between
+from benchmarks.policies.figures import (
+    CurvePoint,
+    Table,
+    batch_figures,
+    cost_at,
+    curve,
+    is_between,
+)
 from benchmarks.policies.jobs import (
     CHOICE_SEEDS,
     CHOSEN,
     HEADLINE,
+    HELD_OUT,
     HINDSIGHT,
     LOWER_BOUND,
     Job,
@@ -203,10 +211,41 @@ def test_cost_at_a_level_lies_between_neighbouring_points() -> None:
     assert cost_at([*points, CurvePoint(4, 120.0, 0.995)], 0.985) == pytest.approx(110.0, abs=40)
 
 
+def test_points_of_a_curve_are_means_over_its_days_and_only_of_what_was_run_on_all() -> None:
+    def day(seed: int, value: float | None, cost_usd: float, slo_ratio: float) -> PolicyRecord:
+        of_day = {"case": HELD_OUT, "value": value, "slo_ratio": slo_ratio}
+        return record("hpa-ladder", seed, cost_usd, **of_day)
+
+    cheap = [day(seed, None, 100.0 * seed, 0.98) for seed in (1, 2, 3)]
+    dear = [day(seed, 0.5, 300.0 * seed, 0.99 + 0.002 * seed) for seed in (1, 2, 3)]
+    table = Table([*cheap, *dear, day(1, 0.65, 150.0, 0.99)])
+
+    dear_point, cheap_point = curve(table, HELD_OUT, "hpa-ladder", (1, 2, 3))
+    assert (cheap_point.value, cheap_point.cost_usd) == (0.8, 200.0)
+    assert (dear_point.value, dear_point.cost_usd) == (0.5, 600.0)
+    assert dear_point.slo_ratio == pytest.approx(0.994)
+
+
+def test_aim_at_equal_service_is_told_at_the_level_that_both_reach() -> None:
+    def days(policy: str, cost_usd: float, slo_ratio: float) -> list[PolicyRecord]:
+        return [
+            record(policy, seed, cost_usd, case=HELD_OUT, slo_ratio=slo_ratio) for seed in (1, 2, 3)
+        ]
+
+    def found(ours: float, theirs: float) -> tuple[str, str]:
+        table = Table([*days("slicewise", 70.0, ours), *days("hpa-ladder", 100.0, theirs)])
+        row = next(each for each in aims(table) if each[0].startswith(f"`{HELD_OUT}`: cost"))
+        return row[1], row[2]
+
+    assert found(0.996, 0.996) == ("0.70 at 99.5%", "yes")
+    assert found(0.992, 0.996) == ("0.70 at 99.0%", "no")
+    assert found(0.98, 0.996)[0] == "not known"
+
+
 def test_curves_are_drawn_for_policies_that_have_points() -> None:
     table = Table([record("hpa", 1, 5000.0), record("hpa", 1, 6000.0, value=0.65)])
 
-    svg = drawn(table, HEADLINE, 1)
+    svg = drawn(table, HEADLINE)
 
     assert "hpa" in svg
     assert "spothedge" not in svg
