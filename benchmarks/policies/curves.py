@@ -1,11 +1,12 @@
 """Draws cost over service: a line per policy, its points the values of its knob."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from autoscaling.simulator.policies import POLICIES, SLICEWISE
-from benchmarks.policies.figures import Table, curve
-from benchmarks.policies.jobs import CURVE_SEEDS
+from benchmarks.policies.figures import CurvePoint
 from loadtest.report.plot_style import (
     PATTERNS,
     SERIES,
@@ -23,13 +24,16 @@ _MARKERS = ("o", "s")
 _LEAST_MISSED = 1e-5
 
 
-def drawn(table: Table, case: str) -> str:
-    """The drawing of the curves of a case, an SVG file's text."""
+def drawn(curves: Mapping[str, Sequence[CurvePoint]], name: str, days: str) -> str:
+    """The drawing of curves by policy, an SVG file's text.
+
+    `name` tells its ids from those of another drawing, and `days` says what the points are of.
+    """
     with styled():
         figure = new_figure(_HEIGHT_IN)
         axes = figure.subplots()
-        for number, name in enumerate(POLICIES):
-            points = curve(table, case, name, CURVE_SEEDS[case])
+        for number, policy in enumerate(POLICIES):
+            points = curves.get(policy, ())
             if not points:
                 continue
             shade = number % len(_SHADES)
@@ -38,10 +42,10 @@ def drawn(table: Table, case: str) -> str:
                 [each.cost_usd for each in points],
                 marker=_MARKERS[number // len(_SHADES) % len(_MARKERS)],
                 markersize=4,
-                linewidth=2.4 if name == SLICEWISE else 1.2,
+                linewidth=2.4 if policy == SLICEWISE else 1.2,
                 linestyle=PATTERNS[number % len(PATTERNS)],
                 color=colour(_SHADES[shade]),
-                label=name,
+                label=policy,
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -55,8 +59,8 @@ def drawn(table: Table, case: str) -> str:
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), fontsize=8, ncols=4, frameon=False)
         svg = to_svg(
             figure,
-            "policies",
-            f"Cost and service of policies on {case}",
+            name,
+            f"Cost and service of policies on {days}",
             "Per policy, the cost of a day over the share of requests outside an objective, one "
             "point for each value of its knob; to the right is better service.",
         )

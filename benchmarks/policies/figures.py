@@ -113,15 +113,20 @@ class CurvePoint:
 
 
 def curve(table: Table, case: str, policy: str, seeds: Iterable[int]) -> tuple[CurvePoint, ...]:
-    """The points of a policy over its knob, in the order of the knob.
+    """The points of a policy over its knob on these days of a case; see `points_of`."""
+    return points_of(table, policy, [(case, seed) for seed in seeds])
+
+
+def points_of(table: Table, policy: str, days: Sequence[tuple[str, int]]) -> tuple[CurvePoint, ...]:
+    """The points of a policy over its knob, in the order of the knob. `days` are cases and seeds.
 
     Those that were run on all days: each is of their mean cost and service.
     """
     knob, points = POLICIES[policy].knob, []
-    days = list(seeds)
     for value in knob.values:
         records = [
-            table.find(Job(case, AS_BELIEVED, policy, knob.shown(value), seed)) for seed in days
+            table.find(Job(case, AS_BELIEVED, policy, knob.shown(value), seed))
+            for case, seed in days
         ]
         costs = [each.cost_usd for each in records if each and each.cost_usd is not None]
         ratios = [each.slo_ratio for each in records if each and each.slo_ratio is not None]

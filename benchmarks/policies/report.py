@@ -12,9 +12,16 @@ from benchmarks.measured_part import with_measured
 from benchmarks.policies.aims import aims
 from benchmarks.policies.batches import WINDOWS_S
 from benchmarks.policies.cases import REPORTING, SCALE, SHIPPED, TUNING, TWO_DAYS
-from benchmarks.policies.choice import LEVEL, Tried, chosen_of, tried
+from benchmarks.policies.choice import LEVEL, chosen_of, tried
 from benchmarks.policies.curves import drawn
-from benchmarks.policies.figures import Table, batch_figures, cost_at, curve, is_between
+from benchmarks.policies.figures import (
+    CurvePoint,
+    Table,
+    batch_figures,
+    cost_at,
+    curve,
+    is_between,
+)
 from benchmarks.policies.jobs import (
     CHOICE_SEEDS,
     CHOSEN,
@@ -33,6 +40,7 @@ from benchmarks.policies.worlds import AS_BELIEVED, WORLDS
 
 REPORT = Path(__file__).resolve().parents[2] / "docs/results/policies.md"
 RESULTS, PLOT = REPORT.with_suffix(".json"), REPORT.with_suffix(".svg")
+CHOICE_PLOT = REPORT.with_name("policies-tuning.svg")
 _LEVELS = (0.99, 0.995, 0.999)
 # Of what is told of one day alone.
 _SEED = 1
@@ -48,8 +56,13 @@ def write_report(results: PolicyResults) -> None:
     page = REPORT.read_text(encoding="utf-8")
     REPORT.write_text(updated(page, results), encoding="utf-8")
     table = Table(results.records)
-    if any(_at_equal_service(table, HEADLINE)):
-        PLOT.write_text(drawn(table, HEADLINE), encoding="utf-8")
+    of_day = {name: curve(table, HEADLINE, name, CURVE_SEEDS[HEADLINE]) for name in POLICIES}
+    if any(of_day.values()):
+        PLOT.write_text(drawn(of_day, "policies", HEADLINE), encoding="utf-8")
+    of_choice = {name: tried(table, name) for name in POLICIES}
+    if any(of_choice.values()):
+        days = "days of the tuning set"
+        CHOICE_PLOT.write_text(drawn(of_choice, "policies-tuning", days), encoding="utf-8")
 
 
 def updated(page: str, results: PolicyResults) -> str:
@@ -89,11 +102,13 @@ def _sections(results: PolicyResults) -> Iterator[str]:
             yield f"### {title}"
             yield from (f"`{case}`:\n\n{_case(table, case)}" for case in shown)
     if choice := list(_choice(table)):
+        num_days = len(TUNING) * len(CHOICE_SEEDS)
         yield (
-            f"### Knobs chosen on the tuning set\n\nSums of {len(TUNING) * len(CHOICE_SEEDS)} days "
-            f"(seeds {', '.join(map(str, CHOICE_SEEDS))} of each case), their mean SLO. Chosen is "
-            f"the cheapest value of those that were tried that keeps {LEVEL:.0%}; without any, the "
-            f"one that keeps most.\n\n{_rows(_CHOICE_HEADS, choice)}"
+            f"### Knobs chosen on the tuning set\n\nMeans of {num_days} days "
+            f"(seeds {', '.join(map(str, CHOICE_SEEDS))} of each case). Chosen is the cheapest "
+            f"value of those that were tried that keeps {LEVEL:.0%}; without any, the one that "
+            f"keeps most.\n\n{_rows(_CHOICE_HEADS, choice)}\n\n"
+            "![Cost over the share outside the objectives on these days](policies-tuning.svg)"
         )
     if worlds := list(_worlds(table)):
         heads = ("world", "policy", "USD", "of as believed", "SLO", "after the first hour")
@@ -178,7 +193,7 @@ def _choice(table: Table) -> Iterator[Sequence[str]]:
             yield name, f"`{knob.name}`", *_tried(ships), *_tried(chosen)
 
 
-def _tried(each: Tried) -> tuple[str, str, str]:
+def _tried(each: CurvePoint) -> tuple[str, str, str]:
     return f"{each.value:g}", f"{each.cost_usd:,.0f}", f"{each.slo_ratio:.2%}"
 
 

@@ -245,7 +245,8 @@ def test_aim_at_equal_service_is_told_at_the_level_that_both_reach() -> None:
 def test_curves_are_drawn_for_policies_that_have_points() -> None:
     table = Table([record("hpa", 1, 5000.0), record("hpa", 1, 6000.0, value=0.65)])
 
-    svg = drawn(table, HEADLINE)
+    curves = {name: curve(table, HEADLINE, name, (1,)) for name in POLICIES}
+    svg = drawn(curves, "policies", HEADLINE)
 
     assert "hpa" in svg
     assert "spothedge" not in svg
