@@ -5,6 +5,7 @@ Counted in calls of functions, comprehensions' turns included: a clock would tel
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from serving.gateway.dispatch.admission import FleetLimits
@@ -33,12 +34,15 @@ def num_calls(act: Callable[[], object]) -> int:
 
 
 def calls_of_one_more(dispatcher: Dispatcher, num_requests: int) -> int:
+    """The least of five: what is due now and then, whoever comes, is no work of a request."""
     for number in range(dispatcher.num_in_flight, num_requests):
         dispatcher.submit(in_flight(dispatcher, f"r{number}"))
-    one_more = in_flight(dispatcher, "one more")
-    calls = num_calls(lambda: dispatcher.submit(one_more))
-    dispatcher.abort(["one more"])
-    return calls
+    found = []
+    for attempt in range(5):
+        one_more = in_flight(dispatcher, f"one more of {num_requests}, {attempt}")
+        found.append(num_calls(partial(dispatcher.submit, one_more)))
+        dispatcher.abort([one_more.request_id])
+    return min(found)
 
 
 async def test_dispatching_costs_the_same_with_many_requests_in_flight() -> None:
