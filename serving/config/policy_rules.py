@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from serving.config.application import AppConfig
+from serving.config.models import DeploymentConfig
 from serving.config.rules import mapping_in, numbers_in
 from serving.domain.capacity.objectives import DEFAULT_OBJECTIVES
 from serving.domain.capacity.slice_profile import CapacityProfile, ProfileError, read_profile
@@ -96,24 +98,21 @@ def shape_problems(
     A class has a profile of its own, or the model's. What no profile says is not compared, nor what
     cannot be read: the policy tells of that.
     """
-    kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
-    for index, model in enumerate(config.models):
-        planned = mapping_in(mapping_in(kwargs, "models"), model.name)
-        for number, deployment in enumerate(model.deployments):
-            name, its_slice = deployment.compute_class, deployment.slice
-            of_class = mapping_in(mapping_in(planned, "classes"), name).get("profile")
-            shape = _profiled_shape(of_class or planned.get("profile"))
-            if its_slice is None or shape is None:
-                continue
-            own = its_slice.generation.value, its_slice.topology, its_slice.num_slices
-            if own != shape:
-                yield Problem(
-                    f"{path}.args.models[{index}].deployments[{number}].slice",
-                    f"not what the policy's profile for {name} is of, {_shape_words(shape)}",
-                    f"allowed: the same in both places; policy_kwargs.models.{model.name}.classes."
-                    f"{name}.profile is for slices of another shape than the model's profile",
-                    _shape_words(own),
-                )
+    for each in _planned(path, application, config):
+        its_slice = each.deployment.slice
+        shape = _profiled_shape(each.of_class.get("profile") or each.of_model.get("profile"))
+        if its_slice is None or shape is None:
+            continue
+        own = its_slice.generation.value, its_slice.topology, its_slice.num_slices
+        if own != shape:
+            name = each.deployment.compute_class
+            yield Problem(
+                f"{each.path}.slice",
+                f"not what the policy's profile for {name} is of, {_shape_words(shape)}",
+                f"allowed: the same in both places; {each.path_of_class}.profile is for slices of "
+                "another shape than the model's profile",
+                _shape_words(own),
+            )
 
 
 def bound_problems(
@@ -124,29 +123,48 @@ def bound_problems(
     The deployment's would count, and whoever wrote the others would not know. What is no number is
     the policy's to refuse.
     """
+    for each in _planned(path, application, config):
+        least, most = numbers_in(each.of_class, "min_slices", "max_slices")
+        fewest, greatest = each.deployment.min_replicas, each.deployment.max_replicas
+        if least is not None and greatest is not None and least > greatest:
+            yield Problem(
+                f"{each.path}.max_replicas",
+                "fewer than the slices that the policy keeps at least",
+                f"allowed: at least {each.path_of_class}.min_slices, {least:g}",
+                f"{greatest}",
+            )
+        if most is not None and fewest is not None and most < fewest:
+            yield Problem(
+                f"{each.path}.min_replicas",
+                "more than the slices that the policy has at most",
+                f"allowed: at most {each.path_of_class}.max_slices, {most:g}",
+                f"{fewest}",
+            )
+
+
+class _Planned(NamedTuple):
+    """A deployment, and what the policy says of its model and its class; empty for nothing."""
+
+    path: str
+    path_of_class: str
+    deployment: DeploymentConfig
+    of_model: Mapping[str, object]
+    of_class: Mapping[str, object]
+
+
+def _planned(path: str, application: Mapping[str, object], config: AppConfig) -> Iterator[_Planned]:
     kwargs = mapping_in(mapping_in(application, "autoscaling_policy"), "policy_kwargs")
     for index, model in enumerate(config.models):
-        classes = mapping_in(mapping_in(mapping_in(kwargs, "models"), model.name), "classes")
+        of_model = mapping_in(mapping_in(kwargs, "models"), model.name)
         for number, deployment in enumerate(model.deployments):
             name = deployment.compute_class
-            least, most = numbers_in(mapping_in(classes, name), "min_slices", "max_slices")
-            fewest, greatest = deployment.min_replicas, deployment.max_replicas
-            its_path = f"{path}.args.models[{index}].deployments[{number}]"
-            allowed = f"policy_kwargs.models.{model.name}.classes.{name}"
-            if least is not None and greatest is not None and least > greatest:
-                yield Problem(
-                    f"{its_path}.max_replicas",
-                    "fewer than the slices that the policy keeps at least",
-                    f"allowed: at least {allowed}.min_slices, {least:g}",
-                    f"{greatest}",
-                )
-            if most is not None and fewest is not None and most < fewest:
-                yield Problem(
-                    f"{its_path}.min_replicas",
-                    "more than the slices that the policy has at most",
-                    f"allowed: at most {allowed}.max_slices, {most:g}",
-                    f"{fewest}",
-                )
+            yield _Planned(
+                f"{path}.args.models[{index}].deployments[{number}]",
+                f"policy_kwargs.models.{model.name}.classes.{name}",
+                deployment,
+                of_model,
+                mapping_in(mapping_in(of_model, "classes"), name),
+            )
 
 
 def _profiled_shape(given: object) -> tuple[str, str, int] | None:
