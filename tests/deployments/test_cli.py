@@ -32,6 +32,18 @@ applications:
   route_prefix: /other
   import_path: somebody.else:app
 """
+SCALED_BY = """
+  autoscaling_policy:
+    policy_function: autoscaling.serve_policy:SlicePolicy
+    policy_kwargs:
+      models:
+        demo:
+          profile:
+            {model: demo, engine: paced, base_s: 0.02, per_sequence_s: 0.005, max_num_seqs: 16,
+             per_prompt_token_s: 0.0, measured_on: "2026-11-21", source: an input}
+          objectives: {ttft_s: 3.0, tpot_s: 0.05}
+          classes: {local: {usd_per_slice_hour: 1.0, provisioning_s: 5.0}}
+"""
 FLEET = {
     "gateway": {"id": "gw-1", "uptime_s": 3725.2, "new_field": 1},
     "models": [
@@ -322,7 +334,6 @@ def test_deployments_that_scale_need_a_policy(tmp_path: Path) -> None:
     refused = check(tmp_path, scaling)
     assert refused.exit_code == 1
     assert "applications[0].autoscaling_policy: missing" in refused.output
-    policy = "\n  autoscaling_policy: {policy_function: 'autoscaling.serve_policy:SlicePolicy'}"
-    accepted = check(tmp_path, scaling.replace("- name: main", f"- name: main{policy}"))
-    assert accepted.exit_code == 0
+    accepted = check(tmp_path, scaling.replace("- name: main", f"- name: main{SCALED_BY}"))
+    assert accepted.exit_code == 0, accepted.output
     assert "(replicas: 0 to 3)" in accepted.output
