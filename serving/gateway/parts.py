@@ -231,9 +231,10 @@ class GatewayParts:
     def load_stats(self) -> dict[str, float]:
         """Returns the load of every model at this gateway, for an autoscaling policy."""
         stats: dict[str, float] = {}
+        now_s = time.monotonic()
         due = {} if self._batches is None else self._batches.due
         for name, model in self._models.items():
-            stats |= load_stats(name, model.load) | rate_stats(name, model.engine_rates())
+            stats |= load_stats(name, model.load) | rate_stats(name, model.engine_rates(now_s))
             stats |= due_stats(name, due.get(name, NOTHING_DUE))
         return stats
 

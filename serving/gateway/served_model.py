@@ -294,8 +294,10 @@ class ServedModel:
         dispatchers = [version.dispatcher for version in self._versions.values()]
         return load_of(dispatchers, self._queue, time.monotonic())
 
-    def engine_rates(self) -> list[EngineRate]:
+    def engine_rates(self, now_s: float) -> list[EngineRate]:
         """Returns what the engines do that this gateway shows, as of now; call it now and then.
+
+        `now_s` is of the monotonic clock.
 
         An engine that has a part of a slice is told of as if all on that slice did what it does.
         """
@@ -314,7 +316,7 @@ class ServedModel:
         parts = {each.compute_class: each.num_engines for each in self._config.deployments}
         return [
             rate.of_slice(parts.get(rate.compute_class, 1))
-            for rate in self._engine_work.look(time.monotonic(), engines)
+            for rate in self._engine_work.look(now_s, engines)
         ]
 
     def line_pace(self) -> EnginePace | None:

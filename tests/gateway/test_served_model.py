@@ -1,19 +1,21 @@
 """A model in two versions at one gateway, on the shipped model's configuration, engines by hand."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from serving.config.application import GatewayConfig
 from serving.config.models import ModelConfig
+from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.errors import GatewayBehindError, NoEngineInTimeError, VersionRetiredError
 from serving.domain.tokens.block_hashes import first_parent
 from serving.domain.tokens.cached_blocks import CacheLayout, joined
 from serving.domain.tokens.named_blocks import NamedBlocks
 from serving.gateway.dispatch.admission import RequestTarget
 from serving.gateway.served_model import ServedModel, VersionUnknownError
-from serving.link.messages import CacheDelta, CacheSnapshot
+from serving.link.messages import CacheDelta, CacheSnapshot, EngineStats
 
 from .core_requests import core_request
 from .engines import ScriptedLink
@@ -210,4 +212,31 @@ async def test_gateway_that_is_late_refuses_until_it_has_caught_up() -> None:
         await versions.enter(TARGET)
     await versions.current.client.get_output_async()
     await versions.enter(TARGET)
+    versions.close()
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+async def test_engine_that_shares_its_slice_is_told_of_as_all_engines_on_it(
+    num_engines: int,
+) -> None:
+    """A slice that two engines share does what both do; what is told of each is of a whole slice."""
+    where = {"topology": "2x2", "generation": "v6e", "num_engines": num_engines}
+    deployments = ({"compute_class": "local", "slice": where},)
+    config = model(1, deployments=deployments)
+    versions = await ServedModel.build(config, GATEWAY)
+    link = await engine_of(versions, config, "e1")
+    rates: list[EngineRate] = []
+    for second in range(0, 60, 2):
+        sums = EngineStats(
+            prompt_tokens=100 * second,
+            generation_tokens=50 * second,
+            num_steps=20 * second,
+            busy_s=0.8 * second,
+            is_yours=True,
+        )
+        link.stats = replace(link.stats, engine_stats=sums)
+        rates = versions.engine_rates(float(second))
+    (rate,) = rates
+    assert rate.prompt_tokens_per_s == pytest.approx(100 * num_engines)
+    assert rate.output_tokens_per_s == pytest.approx(50 * num_engines)
     versions.close()

@@ -1,6 +1,7 @@
 """A model whose classes have slices of several shapes: which are bought, kept and given up."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from autoscaling.policy.profiles import Profiles
 from autoscaling.policy.quotas.chip_book import ChipBook
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy.rules import Rules
+from autoscaling.policy_config import read_policy_settings
 from serving.domain.capacity.engine_rates import EngineRate
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
@@ -131,6 +133,50 @@ def test_quota_counts_the_chips_of_each_shape() -> None:
     assert sum(4 * each["small"] for each in planned.values()) == 16
     carried = {model: each["small"] + 2.4 * each["large"] for model, each in planned.items()}
     assert abs(carried["chat"] - carried["code"]) <= 2.4
+
+
+def test_shape_of_several_hosts_is_bought_whole_and_counted_in_its_chips() -> None:
+    """A 4x4 of v6e has four hosts and 16 chips: four times a 2x2, and here it carries six times."""
+    small = PROFILE.model_copy(update={"generation": "v6e", "topology": "2x2"})
+    large = small.model_copy(
+        update={
+            "topology": "4x4",
+            "base_s": 0.02,
+            "per_sequence_s": 0.00008,
+            "per_prompt_token_s": 0.00002,
+        }
+    )
+    # Both cost as much for each chip.
+    each = {"usd_per_chip_hour": 1.0, "is_revocable": False, "provisioning_s": 60.0, "load_s": 60.0}
+    classes = {"spot": each, "spot-4x4": each | {"profile": large.model_dump(mode="json")}}
+    settings = {
+        "models": {
+            "m": {
+                "profile": small.model_dump(mode="json"),
+                "objectives": {"ttft_s": 3.0, "tpot_s": 0.05},
+                "rules": {"tpot_margin": 1.0, "spread": 0.0, "forecast_share": 0.0},
+                "classes": classes,
+            }
+        },
+        "quotas": [{"compute_class": "spot-4x4", "max_chips": 31}],
+    }
+    found = read_policy_settings(settings, Path())
+    (model,) = found.models
+
+    def planned(rate: float) -> dict[str, int]:
+        policy = SlicewisePolicy(model.profile, model.terms, model.rules, None, model.profiles)
+        world = World(policy, model.terms)
+        for _ in range(90):
+            asked = {"m": policy.ask(world.tick(rate))}
+            book = ChipBook(found.quotas, found.members, asked, {})
+            world.carry_out(policy.plan(book.share_of("m")))
+        return world.targets
+
+    assert planned(18.0) == {"spot": 2, "spot-4x4": 0}
+    assert planned(58.0) == {"spot": 0, "spot-4x4": 1}
+    assert planned(78.0) == {"spot": 2, "spot-4x4": 1}
+    # A second one would have 32 chips, of 31.
+    assert planned(118.0) == {"spot": 6, "spot-4x4": 1}
 
 
 def test_what_slices_carry_is_learned_by_their_own_profiles() -> None:

@@ -71,6 +71,12 @@ def test_the_scenarios_that_are_promised_ship() -> None:
     } == set(shipped_scenarios())
 
 
+@pytest.mark.parametrize("name", sorted(shipped_scenarios()))
+def test_objective_of_a_shipped_scenario_is_the_same_for_every_prompt(name: str) -> None:
+    """Their published figures are of a flat one; the part per token came later."""
+    assert read_scenario(name).objectives.ttft_per_prompt_token_s == 0.0
+
+
 @pytest.mark.parametrize("name", sorted(set(shipped_scenarios()) - {"scale-1000"}))
 def test_shipped_scenario_stages_with_a_price_for_every_class(name: str) -> None:
     scenario = read_scenario(name)

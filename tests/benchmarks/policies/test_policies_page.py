@@ -84,6 +84,17 @@ def test_what_is_compared_is_of_one_code_and_of_jobs_that_there_are() -> None:
         assert each.job in known
 
 
+def test_no_row_of_a_trace_is_in_what_is_kept() -> None:
+    """Some traces have no licence: of them only sums over a whole run may be in the project."""
+    kinds = {
+        name: type(value)
+        for each in read_results(RESULTS).records
+        for name, value in msgspec.structs.asdict(each).items()
+    }
+    assert kinds["cost_usd"] is float
+    assert set(kinds.values()) <= {str, int, float, type(None)}
+
+
 def test_new_records_take_the_place_of_what_they_are_compared_with_and_of_nothing_else() -> None:
     day, batch, _floor = (next(iter(each)) for each in together(parts()))
 
