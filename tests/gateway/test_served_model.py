@@ -219,7 +219,7 @@ async def test_gateway_that_is_late_refuses_until_it_has_caught_up() -> None:
 async def test_engine_that_shares_its_slice_is_told_of_as_all_engines_on_it(
     num_engines: int,
 ) -> None:
-    """A slice that two engines share does what both do; what is told of each is of a whole slice."""
+    """A slice that two engines share does what both do: each is told of as a whole slice."""
     where = {"topology": "2x2", "generation": "v6e", "num_engines": num_engines}
     deployments = ({"compute_class": "local", "slice": where},)
     config = model(1, deployments=deployments)
