@@ -1,8 +1,8 @@
 """Scales one model by the policy: reports become an observation, the plan becomes targets.
 
-Owns what lies between reports and the policy: bounds of the deployments, losses that were observed
-before, a hold where something is not known, and what is reported of a plan. Holds no rule of
-scaling of its own: that is `SlicewisePolicy`. Clockless: callers pass wall-clock seconds.
+Owns what lies between reports and the policy: bounds of the deployments, a hold where something is
+not known, and what is reported of a plan. What is known of slices is `SlicesWatch`'s. Holds no rule
+of scaling of its own: that is `SlicewisePolicy`. Clockless: callers pass wall-clock seconds.
 """
 
 import logging
@@ -10,17 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autoscaling.observations import (
-    DirectoryWatch,
-    GatewayWatch,
-    Report,
-    ReportMissingError,
-    fleet_report_of,
-    load_of,
-    losses_of,
-    slices_of,
-)
-from autoscaling.policy.classes.unseen_orders import UnseenOrders, unseen_words
+from autoscaling.observations import GatewayWatch, Report, ReportMissingError, load_of
+from autoscaling.policy.classes.unseen_orders import unseen_words
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.quotas.chip_book import ChipBook
@@ -33,19 +24,20 @@ from autoscaling.policy.quotas.records import (
 )
 from autoscaling.policy.rules import Rules
 from autoscaling.policy_config import ModelSettings
-from autoscaling.records import Decision, Fleet, ModelLoad, Observation, Plan, SliceLoss, SliceView
+from autoscaling.records import Decision, ModelLoad, Observation, Plan
+from autoscaling.slices_watch import LATE_SHARE, SlicesWatch
+from serving.domain.capacity.engine_rates import rates_of_stats
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass
-from serving.domain.load_report import FleetReport
+from serving.domain.load_report import load_of_stats
 from serving.domain.plan_report import ModelPlan, PlanChange
 from serving.domain.supply.orders import ordered_targets, pinned_targets
 
 # Below Serve's own, whose lines the controller keeps in its log file.
 logger = logging.getLogger("ray.serve.slicewise")
 
-# How long the slices that were known last may be planned with. In less than this few slices come
-# and are loaded, or are lost, without anybody's knowing.
-_SLICES_KNOWN_FOR_S = 300.0
+# A gateway that begins tells its load within seconds. Until then others' is the model's.
+_BEGINS_WITHIN_S = 10.0
 
 
 class DecisionSink(Protocol):
@@ -106,17 +98,12 @@ class ModelScaler:
         self._memory = memory
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
+        self._policy_made_s = 0.0
         self._watch = GatewayWatch(settings.model)
-        self._directory_watch = DirectoryWatch()
+        self._fleet = SlicesWatch(settings.model, settings.rules.max_load_age_s)
         self._terms: dict[str, ComputeClass] = {}
-        self._slices: tuple[SliceView, ...] = ()
-        self._unseen_orders = UnseenOrders()
-        self._unseen: tuple[SliceView, ...] = ()
-        self._slices_known_s: float | None = None  # when the directory's list was read last
-        self._report: FleetReport | None = None  # the last one that could be read
-        # Losses reported before. `None` before the first report: its losses are older than we are.
-        self._known_losses: frozenset[SliceLoss] | None = None
         self._targets: dict[str, int] = {}
+        self._drain_order: tuple[str, ...] = ()
         self._changes: tuple[PlanChange, ...] = ()
         self._changed_at_s: float | None = None
         # Between `ask` and `plan`.
@@ -181,10 +168,10 @@ class ModelScaler:
         """
         present = {name: bounds.target for name, bounds in serve_state.deployments.items()}
         standing = {} if asked is not None else present | dict(self._targets)
-        if self._report is None:
+        if self._fleet.report is None:
             return standing
         bounds = {name: (each.least, each.most) for name, each in serve_state.deployments.items()}
-        return standing | pinned_targets(self.model, present, bounds, self._report.pins)
+        return standing | pinned_targets(self.model, present, bounds, self._fleet.report.pins)
 
     def plan(self, serve_state: ServeState, share: ChipShare) -> ModelPlan:
         """The next plan, as it is shown. Its targets are `targets` from now on.
@@ -194,10 +181,12 @@ class ModelScaler:
         plan = self._failed_plan
         if plan is None:
             try:
-                plan = self._plan(share)
+                plan = self._held(self._plan(share), serve_state, share)
             except Exception as error:  # noqa: BLE001 - as in `ask`
                 plan = self._failed(serve_state, error)
         plan = self._ordered(plan, serve_state)
+        # A plan that stands has no order of its own, and an operator may pin fewer all the same.
+        self._drain_order = plan.drain_order or self._drain_order
         self._log_alerts(plan.alerts)
         self._apply(plan, serve_state)
         return ModelPlan(
@@ -212,7 +201,7 @@ class ModelScaler:
             refusals=_shown(plan.refusals),
             alerts=plan.alerts,
             num_failures=self._num_failures,
-            drain_order=plan.drain_order,
+            drain_order=self._drain_order,
         )
 
     def _plan(self, share: ChipShare) -> Plan:
@@ -222,7 +211,7 @@ class ModelScaler:
         self._sink.decided(self.model, self._observation, share, plan)
         if self._observation.load is None:  # these messages are clearer than the policy's own
             plan = replace(plan, alerts=self._unknown)
-        unseen = unseen_words(plan.at_s, self._unseen)
+        unseen = unseen_words(plan.at_s, self._fleet.unseen)
         return replace(plan, alerts=(*plan.alerts, *unseen, *self._misfits))
 
     def _policy_for(
@@ -256,66 +245,90 @@ class ModelScaler:
                 name: each for name, each in settings.profiles.items() if name in deployments
             }
             made_from = (settings.profile, classes, settings.rules, memory, profiles)
-            self._policy = SlicewisePolicy(*made_from)
-            self._terms = terms
+            self._policy, self._policy_made_s = SlicewisePolicy(*made_from), now_s
+            self._terms, self._memory = terms, memory
             self._sink.begin(self.model, *made_from)
         return self._policy, alerts
 
     def _observe(self, serve_state: ServeState) -> tuple[Observation, tuple[str, ...]]:
-        """Returns what the policy observes, and what is unknown. Unknown slices are as before.
-
-        For some minutes a policy may plan with those, and only add to them. It may not where models
-        share chips: another one would give up what this one may not need.
-        """
+        """Returns what the policy observes, and what is unknown. Unknown slices are as before."""
+        now_s, gateways = serve_state.now_s, serve_state.gateways
         unknown: list[str] = []
-        targets = {name: serve_state.deployments[name].target for name in self._terms}
-        max_age_s = self._settings.rules.max_load_age_s
         load: ModelLoad | None = None
-        losses: tuple[SliceLoss, ...] = ()
-        late = ""
+        heard_s = self._watch.look(now_s, gateways)
+        max_age_s = self._settings.rules.max_load_age_s
         try:
             load = load_of(
                 self.model,
-                serve_state.gateways,
-                self._watch.look(serve_state.now_s, serve_state.gateways),
-                serve_state.now_s,
+                self._begun(now_s, gateways, heard_s),
+                heard_s,
+                now_s,
                 max_age_s,
                 self._settings.assumed,
             )
         except ReportMissingError as error:
             unknown.append(str(error))
-        try:
-            heard_s = self._directory_watch.look(serve_state.now_s, serve_state.directory)
-            report = fleet_report_of(serve_state.directory, serve_state.now_s, max_age_s, heard_s)
-        except ReportMissingError as error:
-            unknown.append(str(error))
-            known_s = self._slices_known_s
-            if known_s is not None:  # the clock may have been set back since
-                known_s = self._slices_known_s = min(known_s, serve_state.now_s)
-            if (
-                known_s is None
-                or serve_state.now_s - known_s > _SLICES_KNOWN_FOR_S
-                or serve_state.shares_chips
-            ):
-                load = None  # without the slices no plan could be made from it
-            late = f"{error}: slices are taken to be as they were, and none is given up"
-        else:
-            self._report = report
-            self._slices_known_s = serve_state.now_s
-            engines = () if load is None else load.engines
-            told = slices_of(self.model, report, self._terms, engines)
-            self._unseen = self._unseen_orders.look(serve_state.now_s, targets, told)
-            self._slices = (*told, *self._unseen)
-            all_losses = losses_of(self.model, report)
-            if self._known_losses is not None:
-                losses = tuple(each for each in all_losses if each not in self._known_losses)
-            self._known_losses = frozenset(all_losses)
-        fleet = Fleet(self._slices, targets, losses, late)
-        return Observation(serve_state.now_s, load, fleet), tuple(unknown)
+        told = {
+            name: rates_of_stats(self.model, report.stats)
+            for name, report in gateways.items()
+            if report is not None and now_s - heard_s[name] <= LATE_SHARE * max_age_s
+        }
+        seen = self._fleet.look(
+            now_s,
+            serve_state.directory,
+            {name: serve_state.deployments[name].target for name in self._terms},
+            self._terms,
+            self._fleet.rates.look(now_s, told),
+            self._drain_order,
+            shares_chips=serve_state.shares_chips,
+        )
+        if seen.unknown:
+            unknown.append(seen.unknown)
+        # Without the slices no plan could be made from it.
+        load = None if seen.are_too_old else load
+        return Observation(now_s, load, seen.fleet), tuple(unknown)
+
+    def _begun(
+        self, now_s: float, gateways: Mapping[str, Report | None], heard_s: Mapping[str, float]
+    ) -> Mapping[str, Report | None]:
+        """Returns the gateways without those that have just begun, as long as others tell a load.
+
+        Each would be silent at first, and hold slices for as long as a decline has to last.
+        """
+        silent = {
+            name
+            for name, report in gateways.items()
+            if report is None or load_of_stats(self.model, report.stats) is None
+        }
+        if len(silent) == len(gateways):
+            return gateways
+        new = {name for name in silent if now_s - heard_s[name] < _BEGINS_WITHIN_S}
+        return {name: report for name, report in gateways.items() if name not in new}
+
+    def _held(self, plan: Plan, serve_state: ServeState, share: ChipShare) -> Plan:
+        """Returns the plan of a policy that has just begun: for a while it takes nothing away.
+
+        It does not know what was needed before, and would withdraw orders that are long in a queue.
+        What another model is to have goes all the same.
+        """
+        now_s = serve_state.now_s
+        self._policy_made_s = min(self._policy_made_s, now_s)  # the clock may have been set back
+        left_s = self._policy_made_s + self._settings.rules.drain_delay_s - now_s
+        if left_s <= 0 or plan.demand_slices is None:
+            return plan
+        targets = dict(plan.targets)
+        for name, bounds in serve_state.deployments.items():
+            if name in targets and not share.given_up.get(name, 0):
+                most = min(bounds.most, share.most.get(name, bounds.most))
+                targets[name] = max(targets[name], min(bounds.target, most))
+        if targets == plan.targets:
+            return plan
+        words = f"this policy has just begun, and none goes for {left_s:.0f} s more"
+        return replace(plan, targets=targets, arithmetic=f"{plan.arithmetic}; {words}")
 
     def _ordered(self, plan: Plan, serve_state: ServeState) -> Plan:
         """Returns the plan as operators have it; what the directory told last stands."""
-        if self._report is None:
+        if self._fleet.report is None:
             return plan
         deployments = serve_state.deployments
         targets, notes = ordered_targets(
@@ -323,8 +336,8 @@ class ModelScaler:
             plan.targets,
             {name: bounds.target for name, bounds in deployments.items()},
             {name: (bounds.least, bounds.most) for name, bounds in deployments.items()},
-            is_frozen=self._report.is_frozen,
-            pins=self._report.pins,
+            is_frozen=self._fleet.report.is_frozen,
+            pins=self._fleet.report.pins,
         )
         return replace(plan, targets=targets, alerts=(*plan.alerts, *notes)) if notes else plan
 

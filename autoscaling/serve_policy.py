@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from autoscaling.decision_writer import DecisionWriter
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState, decide_together
 from autoscaling.observations import Report, latest_reports
-from autoscaling.plan_store import recall_memories, write_plan_report, write_policy_memory
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
+from autoscaling.storage.decision_writer import DecisionWriter
+from autoscaling.storage.plan_store import recall_memories, write_plan_report, write_policy_memory
 from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
 

@@ -3,13 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autoscaling.decision_writer import DecisionWriter
 from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy.quotas.records import ChipShare
 from autoscaling.policy.rules import Rules
 from autoscaling.records import Fleet, ModelLoad, Observation
 from autoscaling.replay import replay_log
+from autoscaling.storage.decision_writer import DecisionWriter
 from serving.domain.capacity.objectives import Objectives
 from serving.domain.capacity.slice_profile import CapacityProfile
 from serving.domain.compute_class import ComputeClass

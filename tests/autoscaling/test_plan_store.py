@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from autoscaling.decision_writer import DecisionWriter
 from autoscaling.model_scaler import Bounds, ModelScaler, ServeState
 from autoscaling.observations import Report, Tokens
-from autoscaling.plan_store import recall_memories
 from autoscaling.policy.memory import PolicyRecord, encode_memory
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy_config import ModelSettings
+from autoscaling.storage.decision_writer import DecisionWriter
+from autoscaling.storage.plan_store import recall_memories
 from serving.domain.capacity.engine_rates import EngineRate, rate_stats
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats

@@ -14,15 +14,15 @@ from test_serve_policy import MODEL, RESERVED, SPOT, by_name, contexts
 from test_serve_policy import SETTINGS as IN_SERVE
 
 from autoscaling.model_scaler import ModelScaler
-from autoscaling.plan_store import (
+from autoscaling.policy.memory import PolicyRecord
+from autoscaling.policy_config import read_policy_settings
+from autoscaling.serve_policy import SlicePolicy
+from autoscaling.storage.plan_store import (
     read_policy_memory,
     recall_memories,
     write_plan_report,
     write_policy_memory,
 )
-from autoscaling.policy.memory import PolicyRecord
-from autoscaling.policy_config import read_policy_settings
-from autoscaling.serve_policy import SlicePolicy
 from serving.domain.plan_report import REPORT_KEY, PlanReport, decode_report
 
 pytestmark = [
