@@ -90,12 +90,9 @@ class ServeState:
 class ModelScaler:
     """Decides for one model again and again. A failure changes nothing: the last targets stand."""
 
-    def __init__(
-        self, settings: ModelSettings, sink: DecisionSink, memory: PolicyRecord | None = None
-    ) -> None:
-        """Takes what a policy of this model learned before; `None`: nothing is known of one."""
+    def __init__(self, settings: ModelSettings, sink: DecisionSink) -> None:
         self._settings = settings
-        self._memory = memory
+        self._memory: PolicyRecord | None = None  # of a policy before this one
         self._sink = sink
         self._policy: SlicewisePolicy | None = None
         self._policy_made_s = 0.0
@@ -130,14 +127,25 @@ class ModelScaler:
         """The last targets, by compute class; a class without one keeps what Serve has."""
         return self._targets
 
+    def recall(self, memory: PolicyRecord) -> None:
+        """Begins again with what a policy of this model learned before."""
+        self._memory, self._policy = memory, None
+
     def to_record(self, now_s: float) -> PolicyRecord | None:
         """Returns what the policy has learned until now; `None` before its first decision."""
         try:
             if self._policy is None:
                 return None
+            record = self._policy.to_record(now_s)
             # It is of the model, whichever classes have a deployment now.
-            shape = self._settings.slice_shape
-            return self._policy.to_record(now_s).model_copy(update={"slice_shape": shape})
+            known = {} if self._memory is None else self._memory.classes
+            ours = {each.name for each in self._settings.terms}
+            classes = {name: each for name, each in known.items() if name in ours}
+            changes = {
+                "slice_shape": self._settings.slice_shape,
+                "classes": classes | dict(record.classes),
+            }
+            return record.model_copy(update=changes)
         except ValueError as error:  # it learned what cannot be: a record of it would be refused
             logger.warning("policy_memory_unfit model=%s reason=%r", self.model, str(error))
             return None

@@ -11,6 +11,7 @@ Serve pickles this class with its module's globals; that is why there is little 
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,8 @@ from autoscaling.observations import Report, latest_reports
 from autoscaling.policy.quotas.records import ChipQuota, Member
 from autoscaling.policy_config import PolicyConfigError, read_policy_settings
 from autoscaling.storage.decision_writer import DecisionWriter
-from autoscaling.storage.plan_store import recall_memories, write_plan_report, write_policy_memory
+from autoscaling.storage.plan_store import PlanStore
+from autoscaling.storage.recall import MemoryReader
 from serving.domain.names.deployment_names import DIRECTORY, GATEWAY, engine_deployment_name
 from serving.domain.plan_report import PlanReport
 
@@ -50,7 +52,10 @@ class SlicePolicy:
         # Not at once: what could not be read may be there to be read by the next policy.
         self._remember_at_s = time.time() + _REMEMBER_EVERY_S
         executor = ThreadPoolExecutor(1, "slicewise-plans")
-        self._writer = DecisionWriter(executor, write_plan_report, write_policy_memory)
+        self._store = PlanStore()
+        self._writer = DecisionWriter(executor, self._store.write_report, self._store.write_memory)
+        self._memories = MemoryReader((), executor, self._store.read_memory)
+        self._unfit: set[str] = set()
         try:
             read = read_policy_settings(settings)
         except PolicyConfigError as error:
@@ -60,10 +65,8 @@ class SlicePolicy:
         self._decide_every_s = read.decide_every_s
         self._quotas, self._members = read.quotas, read.members
         self._writer.open_log(read.decision_log)
-        known = recall_memories(read.models, time.time(), executor)
-        self._scalers = tuple(
-            ModelScaler(each, self._writer, known.get(each.model)) for each in read.models
-        )
+        self._memories = MemoryReader(read.models, executor, self._store.read_memory)
+        self._scalers = tuple(ModelScaler(each, self._writer) for each in read.models)
 
     @staticmethod
     def complaints(settings: Mapping[str, object]) -> tuple[str, ...]:
@@ -98,10 +101,12 @@ class SlicePolicy:
         self._writer.close()
 
     def _decide(self, contexts: _Contexts, ids: Mapping[str, Any], now_s: float) -> None:
-        reports = _reports(contexts, ids, GATEWAY)
+        self._store.application = next((each.app_name for each in contexts), "")
+        self._recall(now_s)
+        reports = self._reports(contexts, ids, GATEWAY)
         running = contexts[ids[GATEWAY]].running_replicas if GATEWAY in ids else ()
         gateways = {each.unique_id: reports.get(each) for each in running}
-        directory = tuple(_reports(contexts, ids, DIRECTORY).values())
+        directory = tuple(self._reports(contexts, ids, DIRECTORY).values())
         unclaimed = set(ids) - {GATEWAY, DIRECTORY}
         states = {}
         for scaler in self._scalers:
@@ -120,18 +125,48 @@ class SlicePolicy:
         )
         alerts = (*self._alerts, *self._writer.alerts, *held)
         self._writer.publish(PlanReport(written_at_s=now_s, models=plans, alerts=alerts))
-        if not self._remember_at_s - _REMEMBER_EVERY_S <= now_s < self._remember_at_s:
-            self._remember_at_s = now_s + _REMEMBER_EVERY_S
+        self._remember(now_s)
+
+    def _recall(self, now_s: float) -> None:
+        """Gives scalers what was learned before, once it could be read."""
+        if self._memories.is_done:
+            return
+        known = self._memories.poll(now_s)
+        for scaler in self._scalers:
+            if scaler.model in known:
+                scaler.recall(known[scaler.model])
+
+    def _remember(self, now_s: float) -> None:
+        """Has written what was learned, now and then; not over what could not be read."""
+        if self._remember_at_s - _REMEMBER_EVERY_S <= now_s < self._remember_at_s:
+            return
+        self._remember_at_s = now_s + _REMEMBER_EVERY_S
+        if self._memories.is_done:
             for scaler in self._scalers:
                 if (record := scaler.to_record(now_s)) is not None:
                     self._writer.remember(scaler.model, record)
 
+    def _reports(self, contexts: _Contexts, ids: Mapping[str, Any], name: str) -> dict[Any, Report]:
+        """Returns the last report of each replica of a deployment, by Serve's `ReplicaID`.
 
-def _reports(contexts: _Contexts, ids: Mapping[str, Any], name: str) -> dict[Any, Report]:
-    """Returns the last report of each replica of a deployment, by Serve's `ReplicaID`."""
-    if name not in ids:
-        return {}
-    return latest_reports(contexts[ids[name]].raw_metrics or {})
+        What cannot be is left out, so that its gateway counts as silent: policies would learn it.
+        """
+        if name not in ids:
+            return {}
+        reports: dict[Any, Report] = {}
+        for replica, report in latest_reports(contexts[ids[name]].raw_metrics or {}).items():
+            fit = {what: value for what, value in report.stats.items() if _can_be(what, value)}
+            reports[replica] = Report(report.at_s, fit)
+            unfit = set(report.stats) - set(fit) - self._unfit
+            self._unfit |= unfit
+            for what in sorted(unfit):
+                logger.error("report_unfit deployment=%s what=%s", name, what)
+        return reports
+
+
+def _can_be(what: str, value: float) -> bool:
+    """Whether a number may be told; Serve carries any. An order of as many as there are is -1."""
+    return math.isfinite(value) and (value >= 0 or what.startswith("order|"))
 
 
 def _bounds(context: Any) -> Bounds:

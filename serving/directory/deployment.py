@@ -57,7 +57,8 @@ class FleetDirectory:
         instance_id = uuid.uuid4().hex[:8]
         self._directory = Directory(instance_id)
         self._started_at_s = time.time()
-        keys = SupplyKeys(serve.get_replica_context().app_name)
+        self._application = serve.get_replica_context().app_name
+        keys = SupplyKeys(self._application)
         self._offers = OrphanOffers()
         self._exchanges = Exchanges()
         self._unwanted: Mapping[str, str] = {}
@@ -124,7 +125,7 @@ class FleetDirectory:
 
         `is_shutdown` says that Serve ends the whole application, and may be told to begin again.
         """
-        report = None if is_shutdown else await _plan_report()
+        report = None if is_shutdown else await _plan_report(self._application)
         records = self._directory.snapshot().records
         own = self._record_of(replica_id)
         found = HandOn.WANTED
@@ -252,11 +253,11 @@ class FleetDirectory:
             )
 
 
-async def _plan_report() -> PlanReport | None:
+async def _plan_report(application: str) -> PlanReport | None:
     """Returns the last plans; `None` where there are none, or none that can be read in time."""
     try:
         async with asyncio.timeout(_PLAN_S):
-            return await asyncio.to_thread(read_plan_report)
+            return await asyncio.to_thread(read_plan_report, application)
     except (PlanReportError, ConnectionError, TimeoutError) as error:
         logger.warning("plan_report_unreadable error=%r", error)
         return None

@@ -1,15 +1,12 @@
 """The last scaling plan as it is shown: the policy writes it, and every gateway reads it.
 
-Owns the form of that one small document, and its key in Ray's key-value store. Serve keeps its own
-state there as well. Pure. Times are wall-clock seconds.
+Owns the form of that one small document. Pure. Times are wall-clock seconds.
 """
 
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-# Where the policy keeps it and gateways find it.
-REPORT_KEY = b"slicewise:plan-board"
 # The policy writes every few seconds; a plan this old is no plan any more.
 STALE_AFTER_S = 60.0
 # The longest wait reported to a refused client: a plan may be wrong, and clients forget.

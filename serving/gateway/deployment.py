@@ -6,6 +6,7 @@ serves pays for vLLM's import (8 s of a core).
 
 from typing import Any
 
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -13,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from serving.config.application import AppConfig, AuthConfig, exposure_problem
+from serving.directory.plan_store import read_plan_report
 from serving.domain.errors import ConfigError
 from serving.domain.slice_records import Snapshot
 from serving.gateway.edge.open_latch import OpenLatch
@@ -66,7 +68,8 @@ class Gateway:
             return answer
 
         client = DashboardClient(dashboard)
-        ways = DirectoryCalls(watch, share_usage)
+        application = serve.get_replica_context().app_name
+        ways = DirectoryCalls(watch, share_usage, lambda: read_plan_report(application))
         parts = GatewayParts(config, ways, client, OpenLatch(), _serve_host())
         await parts.start()
         self._parts = parts

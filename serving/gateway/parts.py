@@ -14,7 +14,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from serving.config.application import AppConfig, LinkConfig
 from serving.config.models import ModelConfig
 from serving.directory.cluster_secret import cluster_secret
-from serving.directory.plan_store import read_plan_report
 from serving.domain.capacity.batch_due import NOTHING_DUE, due_stats
 from serving.domain.capacity.batch_lines import EnginePace
 from serving.domain.capacity.engine_rates import rate_stats
@@ -74,10 +73,14 @@ Watch = Callable[[str, float], Awaitable[Snapshot]]
 
 @dataclass(frozen=True, slots=True)
 class DirectoryCalls:
-    """The calls of the directory; both raise `ConnectionError` while it is away."""
+    """The calls of the directory, and of the store of plans, which is read in a thread.
+
+    All raise `ConnectionError` while the other side is away.
+    """
 
     watch: Watch
     share_usage: TellUsage
+    read_plan: Callable[[], PlanReport | None]
 
 
 # Less than the policy takes between two plans.
@@ -353,7 +356,9 @@ class GatewayParts:
         reported = ""
         while True:
             try:
-                self._plan_report = await asyncio.to_thread(read_plan_report) or self._plan_report
+                self._plan_report = (
+                    await asyncio.to_thread(self._directory.read_plan) or self._plan_report
+                )
             except (PlanReportError, ConnectionError) as error:
                 # The last plan is shown with its age until there is another.
                 if repr(error) != reported:

@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from autoscaling.policy.memory import PolicyRecord, encode_memory
 from autoscaling.policy.policy import SlicewisePolicy
 from autoscaling.policy_config import ModelSettings
 from autoscaling.storage.decision_writer import DecisionWriter
-from autoscaling.storage.plan_store import recall_memories
+from autoscaling.storage.recall import MemoryReader
 from serving.domain.capacity.engine_rates import EngineRate, rate_stats
 from serving.domain.compute_class import ComputeClass
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
@@ -38,6 +38,16 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def recalled(
+    models: Iterable[ModelSettings],
+    executor: Executor,
+    read: Callable[[str], bytes | None],
+    now_s: float = NOW_S,
+) -> dict[str, PolicyRecord]:
+    """What is known from the start, if the store answers in time."""
+    return MemoryReader(models, executor, read).poll(now_s)
+
+
 def learned() -> PolicyRecord:
     return SlicewisePolicy(PROFILE, TERMS, RULES).to_record(NOW_S)
 
@@ -50,8 +60,9 @@ class Controller:
             store[model] = encode_memory(record)
 
         self.writer = DecisionWriter(executor, self._ignore, remember)
-        known = recall_memories([SETTINGS], now_s, executor, store.get)
-        self.scaler = ModelScaler(SETTINGS, self.writer, known.get("m"))
+        self.scaler = ModelScaler(SETTINGS, self.writer)
+        for memory in recalled([SETTINGS], executor, store.get, now_s).values():
+            self.scaler.recall(memory)
 
     def decide(self, now_s: float, asked_at_s: float) -> ModelPlan:
         life = SliceLifecycle.begin(asked_at_s).enter(SliceState.PROVISIONING, asked_at_s, "none")
@@ -142,7 +153,7 @@ def test_damaged_memory_is_ignored_with_a_reason_and_others_are_used(
 ) -> None:
     store = {"m": text, "other": encode_memory(learned())}
     with caplog.at_level(logging.INFO, "ray.serve.slicewise"):
-        found = recall_memories([SETTINGS, OTHER], NOW_S, executor, store.get)
+        found = recalled([SETTINGS, OTHER], executor, store.get)
     assert found == {"other": learned()}
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len(warnings) == 1
@@ -152,51 +163,140 @@ def test_damaged_memory_is_ignored_with_a_reason_and_others_are_used(
     assert controller.decide(NOW_S, NOW_S - 100).targets == {"spot": 2, "on-demand": 0}
 
 
-def test_head_that_is_away_costs_the_memory_and_nothing_else(
+def until_done(reader: MemoryReader, executor: ThreadPoolExecutor) -> dict[str, PolicyRecord]:
+    """Asks as often as it may take; the executor has one thread, so what was asked is through."""
+    for _ in range(3):
+        executor.submit(lambda: None).result()
+        if found := reader.poll(NOW_S):
+            assert reader.is_done
+            return found
+    raise AssertionError("it was not read")
+
+
+def test_head_that_is_away_is_asked_again_until_it_answers(
     executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
+    is_back = threading.Event()
+
     def away(model: str) -> bytes | None:
-        raise ConnectionError(f"no head to ask for {model}")
+        if not is_back.is_set():
+            raise ConnectionError(f"no head to ask for {model}")
+        return encode_memory(learned())
 
-    assert recall_memories([SETTINGS], NOW_S, executor, away) == {}
-    assert "policy_memory_not_read reason=ConnectionError('no head" in caplog.text
+    reader = MemoryReader([SETTINGS], executor, away)
+    assert reader.poll(NOW_S) == {}
+    for _ in range(3):
+        executor.submit(lambda: None).result()
+        assert reader.poll(NOW_S) == {}
+        assert not reader.is_done
+    assert caplog.text.count("policy_memory_not_read reason=ConnectionError('no head") == 1
+    is_back.set()
+    assert until_done(reader, executor) == {"m": learned()}
 
 
-def test_head_that_does_not_answer_is_not_waited_for(
+def test_head_that_does_not_answer_is_not_waited_for_and_may_answer_later(
     executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = threading.Event()
 
     def silent(_model: str) -> bytes | None:
         answers.wait()
-        return None
+        return encode_memory(learned())
 
+    reader = MemoryReader([SETTINGS], executor, silent)
     try:
-        assert recall_memories([SETTINGS], NOW_S, executor, silent) == {}
+        assert reader.poll(NOW_S) == {}
+        assert not reader.is_done
     finally:
         answers.set()
     assert "policy_memory_not_read reason=TimeoutError" in caplog.text
+    assert until_done(reader, executor) == {"m": learned()}
 
 
 def test_nothing_is_known_the_first_time(
     executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert recall_memories([SETTINGS], NOW_S, executor, lambda _model: None) == {}
+    assert recalled([SETTINGS], executor, lambda _model: None) == {}
     assert caplog.records == []
+
+
+LARGE = PROFILE.model_copy(update={"generation": "v6e", "topology": "2x4"})
+WITH_LARGE = replace(
+    SETTINGS,
+    terms=(*TERMS, ComputeClass("spot-2x4", 8.0, is_revocable=True)),
+    profiles={"spot-2x4": LARGE},
+)
+
+
+class Idle:
+    """One life of the controller of a model that has no load; `deployed` are its classes then."""
+
+    def __init__(self, settings: ModelSettings, executor: Executor, memory: bytes | None) -> None:
+        writer = DecisionWriter(executor, lambda _: None, lambda *_: None)
+        self._scaler = ModelScaler(settings, writer)
+        for record in recalled([settings], executor, lambda _: memory).values():
+            self._scaler.recall(record)
+
+    def memory(self, *deployed: str) -> PolicyRecord:
+        """What it knows after a decision."""
+        bounds = {name: Bounds(1, 0, 50) for name in deployed}
+        self._scaler.decide(ServeState(NOW_S, {}, (), bounds))
+        record = self._scaler.to_record(NOW_S)
+        assert record is not None
+        return record
+
+
+def with_losses(record: PolicyRecord, *names: str) -> PolicyRecord:
+    """The memory of who lost three slices of each of these classes."""
+    lost = {
+        name: each.model_copy(update={"num_losses": 3.0})
+        for name, each in record.classes.items()
+        if name in names
+    }
+    assert lost.keys() == set(names)
+    return record.model_copy(update={"classes": record.classes | lost})
+
+
+def losses_in(record: PolicyRecord) -> dict[str, int]:
+    return {name: round(each.num_losses) for name, each in record.classes.items()}
 
 
 def test_memory_is_recalled_while_a_class_of_another_shape_has_no_deployment(
     executor: ThreadPoolExecutor,
 ) -> None:
-    large = PROFILE.model_copy(update={"generation": "v6e", "topology": "2x4"})
-    terms = (*TERMS, ComputeClass("spot-2x4", 8.0, is_revocable=True))
-    settings = replace(SETTINGS, terms=terms, profiles={"spot-2x4": large})
     for deployed in (("spot",), ("spot", "spot-2x4"), ("spot",)):
-        bounds = {name: Bounds(1, 0, 50) for name in deployed}
-        writer = DecisionWriter(executor, lambda _: None, lambda *_: None)
-        scaler = ModelScaler(settings, writer)
-        scaler.decide(ServeState(NOW_S, {}, (), bounds))
-        record = scaler.to_record(NOW_S)
-        assert record is not None
+        record = Idle(WITH_LARGE, executor, None).memory(*deployed)
         text = encode_memory(record)
-        assert recall_memories([settings], NOW_S, executor, lambda _, it=text: it) == {"m": record}
+        assert recalled([WITH_LARGE], executor, lambda _, it=text: it) == {"m": record}
+
+
+def test_class_without_a_deployment_keeps_what_was_learned_of_it(
+    executor: ThreadPoolExecutor,
+) -> None:
+    text = encode_memory(with_losses(learned(), "spot", "on-demand"))
+    controller = Idle(SETTINGS, executor, text)
+    for deployed in (("spot",), ("spot", "on-demand"), ("on-demand",)):
+        assert losses_in(controller.memory(*deployed)) == {"spot": 3, "on-demand": 3}
+
+
+def test_class_of_another_shape_that_comes_or_goes_costs_nothing_of_what_others_know(
+    executor: ThreadPoolExecutor,
+) -> None:
+    whole = Idle(WITH_LARGE, executor, None).memory("spot", "spot-2x4")
+    text = encode_memory(with_losses(whole, "spot", "spot-2x4"))
+    without = Idle(SETTINGS, executor, text).memory("spot")
+    assert losses_in(without) == {"spot": 3}
+    again = Idle(WITH_LARGE, executor, encode_memory(without)).memory("spot", "spot-2x4")
+    assert losses_in(again) == {"spot": 3, "spot-2x4": 0}
+
+
+def test_class_whose_slices_are_others_now_begins_anew_and_a_model_whose_are(
+    executor: ThreadPoolExecutor,
+) -> None:
+    whole = Idle(WITH_LARGE, executor, None).memory("spot", "spot-2x4")
+    text = encode_memory(with_losses(whole, "spot", "spot-2x4"))
+    larger = LARGE.model_copy(update={"topology": "4x4"})
+    changed = Idle(replace(WITH_LARGE, profiles={"spot-2x4": larger}), executor, text)
+    assert losses_in(changed.memory("spot", "spot-2x4")) == {"spot": 3, "spot-2x4": 0}
+    other = replace(SETTINGS, profile=LARGE)
+    assert recalled([other], executor, lambda _: text) == {}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import ray
 from test_model_scaler import Sink
-from test_plan_store import NOW_S, OTHER, SETTINGS, half_as_good, learned
+from test_plan_store import NOW_S, OTHER, SETTINGS, half_as_good, learned, recalled
 from test_serve_policy import MODEL, RESERVED, SPOT, by_name, contexts
 from test_serve_policy import SETTINGS as IN_SERVE
 
@@ -18,12 +18,12 @@ from autoscaling.policy.memory import PolicyRecord
 from autoscaling.policy_config import read_policy_settings
 from autoscaling.serve_policy import SlicePolicy
 from autoscaling.storage.plan_store import (
-    read_policy_memory,
-    recall_memories,
-    write_plan_report,
-    write_policy_memory,
+    PlanStore,
 )
-from serving.domain.plan_report import REPORT_KEY, PlanReport, decode_report
+from serving.directory.plan_store import read_plan_report
+from serving.domain.plan_report import PlanReport
+
+STORE = PlanStore("slicewise")
 
 pytestmark = [
     pytest.mark.process,
@@ -48,9 +48,9 @@ class Controller:
 
     def remember(self, record: PolicyRecord) -> None:
         with ThreadPoolExecutor(1) as executor:
-            executor.submit(write_policy_memory, "m", record).result()
+            executor.submit(STORE.write_memory, "m", record).result()
             report = PlanReport(written_at_s=NOW_S, models=())
-            executor.submit(write_plan_report, report).result()
+            executor.submit(STORE.write_report, report).result()
 
 
 def test_memory_outlives_the_process_that_wrote_it() -> None:
@@ -58,10 +58,12 @@ def test_memory_outlives_the_process_that_wrote_it() -> None:
     ray.get(controller.remember.remote(learned()))
     ray.kill(controller)
     with ThreadPoolExecutor(1) as executor:
-        assert recall_memories([SETTINGS, OTHER], NOW_S, executor) == {"m": learned()}
-    assert read_policy_memory("other") is None
-    text = ray.experimental.internal_kv._internal_kv_get(REPORT_KEY)
-    assert decode_report(text) == PlanReport(written_at_s=NOW_S, models=())
+        assert recalled([SETTINGS, OTHER], executor, STORE.read_memory) == {"m": learned()}
+    assert STORE.read_memory("other") is None
+    assert read_plan_report("slicewise") == PlanReport(written_at_s=NOW_S, models=())
+    # Another application of the cluster has its own.
+    assert PlanStore("other").read_memory("m") is None
+    assert read_plan_report("other") is None
 
 
 def test_new_controller_plans_in_serve_with_what_the_one_before_had_learned() -> None:
@@ -72,6 +74,6 @@ def test_new_controller_plans_in_serve_with_what_the_one_before_had_learned() ->
     before = ModelScaler(replace(settings, model="m"), Sink())
     record = before.to_record(half_as_good(before, now_s - 900.0))
     assert record is not None
-    write_policy_memory(MODEL, record)
+    STORE.write_memory(MODEL, record)
     # Five slices' work, of slices that carry half.
     assert by_name(SlicePolicy(**IN_SERVE)(contexts(now_s))[0]) == {RESERVED: 2, SPOT: 7}

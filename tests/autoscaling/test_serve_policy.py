@@ -1,7 +1,10 @@
 """The policy as Serve calls it: pickled, made once, called often, its wishes applied by Serve."""
 
+import math
+import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +12,15 @@ from ray import cloudpickle
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
+from test_model_scaler import Sink
+from test_plan_store import half_as_good
 
 from autoscaling import serve_policy
+from autoscaling.model_scaler import ModelScaler
+from autoscaling.policy.memory import PolicyRecord, encode_memory
+from autoscaling.policy_config import read_policy_settings
 from autoscaling.serve_policy import SlicePolicy
+from autoscaling.storage.plan_store import PlanStore
 from serving.domain.load_report import LoadSample, directory_stats, load_stats
 from serving.domain.slice_lifecycle import SliceLifecycle, SliceState
 from serving.domain.slice_records import SliceRecord, Snapshot
@@ -167,3 +176,58 @@ def test_deployment_that_is_gone_gets_no_target(now_s: float) -> None:
     left = {key: each for key, each in contexts(now_s).items() if key.name != SPOT}
     targets, _ = policy(left)
     assert by_name(targets) == {RESERVED: 2}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("what", ["requests_per_s", "num_waiting", "output_tokens_mean"])
+def test_number_that_cannot_be_is_not_learned(now_s: float, what: str, value: float) -> None:
+    """One of them made decisions fail for minutes, and the memory could never be written again."""
+    policy = SlicePolicy(**SETTINGS | {"decide_every_s": 0.5})
+    deployed = contexts(now_s)
+    (gateway,) = (each for name, each in deployed.items() if name.name == "gateway")
+    (replica,) = gateway.running_replicas
+    gateway.raw_metrics[f"load|{MODEL}|{what}"] = {replica: [TimeStampedValue(now_s, value)]}
+    assert by_name(policy(deployed)[0]) in ({RESERVED: 0, SPOT: 0}, {RESERVED: 2, SPOT: 3})
+    policy._due_at_s = 0.0
+    assert by_name(policy(contexts(now_s))[0]) == {RESERVED: 2, SPOT: 3}
+    (scaler,) = policy._scalers
+    assert scaler.to_record(now_s) is not None
+
+
+def test_memory_that_could_not_be_read_is_not_written_over(
+    now_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head was slow when the controller began: what was learned is there when it is back."""
+    is_back = threading.Event()
+    stored: dict[str, PolicyRecord] = {}
+    (settings,) = read_policy_settings(SETTINGS).models
+    # What it learned is by its profile, whatever the model is called.
+    before = ModelScaler(replace(settings, model="m"), Sink())
+    learned = before.to_record(half_as_good(before, now_s - 900.0))
+    assert learned is not None
+
+    def read(_store: PlanStore, model: str) -> bytes:
+        if not is_back.is_set():
+            raise ConnectionError(f"no head to ask for {model}")
+        return encode_memory(learned)
+
+    monkeypatch.setattr(PlanStore, "read_memory", read)
+    monkeypatch.setattr(PlanStore, "write_memory", lambda _, model, it: stored.update({model: it}))
+    monkeypatch.setattr(PlanStore, "write_report", lambda *_: None)
+    policy = SlicePolicy(**SETTINGS)
+
+    def decide() -> dict[str, int]:
+        policy._due_at_s = policy._remember_at_s = 0.0
+        targets = by_name(policy(contexts(now_s))[0])
+        policy._writer._executor.submit(lambda: None).result()
+        return targets
+
+    for _ in range(3):
+        assert decide() == {RESERVED: 2, SPOT: 3}
+    assert stored == {}
+    is_back.set()
+    for _ in range(3):
+        last = decide()
+    # Slices carry half of their profile.
+    assert last == {RESERVED: 2, SPOT: 7}
+    assert stored[MODEL].learned == learned.learned

@@ -14,11 +14,9 @@ from ray.experimental import internal_kv
 
 from serving.config.application import LinkConfig
 from serving.directory.deployment import FleetDirectory
-from serving.domain.plan_report import (
-    REPORT_KEY,
-    STALE_AFTER_S,
-)
+from serving.domain.plan_report import STALE_AFTER_S
 from serving.domain.slice_records import HandOn, SliceRecord
+from serving.domain.supply.keys import SupplyKeys
 from tests.kuberay.ray_by_hand import RayByHand, standing_in
 from tests.kuberay.replicas import until
 from tests.supply_builders import hosts_of, life, plan_that_drains
@@ -49,7 +47,7 @@ async def directory() -> AsyncIterator[FleetDirectory]:
 def plan(*drain_order: str, age_s: float = 0.0) -> None:
     """Stores a plan, as the policy does."""
     report = plan_that_drains("demo", drain_order, time.time() - age_s)
-    internal_kv._internal_kv_put(REPORT_KEY, report, overwrite=True)
+    internal_kv._internal_kv_put(SupplyKeys("slicewise").plan, report, overwrite=True)
 
 
 async def test_replica_whose_slice_goes_first_is_asked_to_give_it_up(

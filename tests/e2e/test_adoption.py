@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ray._raylet import GcsClient  # type: ignore[attr-defined] # Cython has no stubs
 
-from serving.domain.plan_report import REPORT_KEY
+from serving.domain.supply.keys import SupplyKeys
 from serving.domain.tokens.paced import LETTERS, paced_tokens
 from tests.supply_builders import plan_that_drains
 
@@ -209,7 +209,7 @@ def test_replica_that_is_wanted_no_more_gives_its_slice_back(
 def plan_drains(head: str, *replica_ids: str) -> None:
     """Stores a plan that gives up the slices of these replicas first, as the policy does."""
     report = plan_that_drains(MODEL, replica_ids, time.time())
-    GcsClient(address=head).internal_kv_put(REPORT_KEY, report, overwrite=True)
+    GcsClient(address=head).internal_kv_put(SupplyKeys("slicewise").plan, report, overwrite=True)
 
 
 def deploy(application: RunningApplication, num_replicas: int) -> dict[str, dict[str, Any]]:

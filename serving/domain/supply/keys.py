@@ -52,5 +52,14 @@ class SupplyKeys:
         """What tenants have used: the directory's own."""
         return self._key("usage")
 
+    @property
+    def plan(self) -> bytes:
+        """The last scaling plan: written by the policy alone."""
+        return self._key("plan")
+
+    def policy_memory(self, model: str) -> bytes:
+        """What the policy has learned of a model: its own."""
+        return self._key(f"policy-memory:{model}")
+
     def _key(self, what: str) -> bytes:
         return f"slicewise:{self.application}:slices:{what}".encode()
