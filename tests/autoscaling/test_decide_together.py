@@ -32,6 +32,7 @@ class Controller:
     rules: Rules = RULES
     now_s: float = 10_000.0
     orders: StandingOrders = NO_ORDERS
+    code_waits_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.members = (Member("code", 4), Member("chat", 4, self.chat_priority))
@@ -69,7 +70,9 @@ class Controller:
         return {each.model: each for each in plans}
 
     def _load(self, model: str, rate: float) -> Report:
-        return Report(self.now_s, load_stats(model, LoadSample(rate, 0, 0.0, 0, None, None)))
+        wait_s = self.code_waits_s if model == "code" else 0.0
+        sample = LoadSample(rate, 50 if wait_s else 0, wait_s, 0, None, None)
+        return Report(self.now_s, load_stats(model, sample))
 
 
 def test_quota_bounds_what_models_are_given_together() -> None:
@@ -96,6 +99,17 @@ def test_what_is_given_up_is_told_with_its_reason(caplog: pytest.LogCaptureFixtu
     (change,) = plans["code"].changes
     assert change.reason.startswith("given up at once: another model lacks it and comes first")
     assert "of the 32 chips of reserved" in plans["chat"].arithmetic
+
+
+def test_priority_counts_also_against_work_that_is_late_and_nothing_else_does() -> None:
+    controller = Controller(chat_priority=1, code_waits_s=10.0)
+    controller.step({"code": 6}, chat=None, code=48.0)
+    assert controller.targets["code"] == 6
+    for _ in range(10):
+        controller.step({"code": 6}, chat=0.0, code=8.0)
+        assert controller.targets["code"] == 6
+    controller.step({"code": 6}, chat=58.0, code=8.0)
+    assert controller.targets == {"chat": 6, "code": 2}
 
 
 def test_model_of_which_nothing_is_known_keeps_what_it_has() -> None:
