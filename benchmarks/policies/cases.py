@@ -1,8 +1,9 @@
 """The days that policies are compared on: those that ship, and those built from recorded traces.
 
 Settings were chosen on `TUNING`; `REPORTING` is for what is told of them. A recorded case has
-requests from one trace and spot capacity from two others, and nothing of the two sets is in both.
-The scale is the scenarios' own: 20 slices of work on average.
+requests from one trace and spot capacity from two others. No arrival and no zone is in both sets;
+lengths are: ServeGen tells arrivals only, and those of both sets have Azure's conversations'. The
+scale is the scenarios' own: 20 slices of work on average.
 
 What differs from the scenario that a recorded case is like: its objective for the first token grows
 with the prompt, by as much as may be promised at most, and the fleet that is there at the beginning
