@@ -178,9 +178,11 @@ _KIND = list(KINDS[:1])
 
 
 @contextmanager
-def world_of(lines: list[dict[str, Any]] | bytes | None = None) -> Iterator[World]:
+def world_of(
+    lines: list[dict[str, Any]] | bytes | None = None, kind: type[World] = World
+) -> Iterator[World]:
     with tempfile.TemporaryDirectory() as folder:
-        world = World(kept_in(_KIND[0], Path(folder)), lines)
+        world = kind(kept_in(_KIND[0], Path(folder)), lines)
         try:
             yield world
         finally:
@@ -294,6 +296,39 @@ async def test_expired_batch_keeps_its_finished_lines() -> None:
         assert len(world.output) == num_kept
         assert {each["error"]["code"] for each in world.errors} == {"batch_expired"}
         assert_each_line_once(world)
+
+
+async def test_answers_that_cannot_be_kept_while_the_batch_is_cancelled_are_no_end_of_it() -> None:
+    num_renewals = 0
+
+    class LateToEnd(World):
+        """Its second line ends only when the job knows that no more are to be answered."""
+
+        async def ask(self, batch: Batch, line: BatchLine) -> LineReply:
+            if line.custom_id != "line-1":
+                return await super().ask(batch, line)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                begun = num_renewals
+                while num_renewals < begun + 3:  # noqa: ASYNC110 - the job tells nobody
+                    await asyncio.sleep(0)
+            raise AssertionError("nobody sets the event")
+
+    def fail(_number: int, name: str) -> None:
+        nonlocal num_renewals
+        num_renewals += name == "renew"
+        if name == "add_answers":
+            world.store.change("a", "b1", lambda batch: cancelled(batch, world.now_s))
+            raise OSError("the disk is full")
+
+    with world_of(kind=LateToEnd) as world:
+        with pytest.raises(ExceptionGroup) as failure:
+            await world.carry(before=fail, settings=replace(SETTINGS, check_s=0.0))
+        assert failure.group_contains(OSError, match="disk is full")
+        assert world.batch.status is BatchStatus.CANCELLING
+        await world.finish()
+        assert world.batch.status is BatchStatus.CANCELLED
 
 
 NARROW = replace(SETTINGS, limits=LineLimits(max_lines=100, max_line_bytes=200))

@@ -8,9 +8,9 @@ over after a crash begins with the step that was not written. Does not own which
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from serving.domain.capacity.batch_lines import LineRoom, LinesLeft, LineTuner
 from serving.gateway.batches.answers import LineReply, answer_of, refusal_of, unanswered
@@ -266,21 +266,30 @@ class BatchJob:
             limits = self._settings.limits
             source = LineSource(content, batch.endpoint, limits, answered, bulk)
             writer = AnswerWriter(self._write, self._store.write_interval_s, _MOST_UNWRITTEN)
-            work = asyncio.create_task(self._answer_all(batch, source, writer))
-            stop = asyncio.create_task(self._is_to_stop.wait())
-            try:
-                await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    await work
-            finally:
-                work.cancel()
-                stop.cancel()
-                (failure, _) = await asyncio.gather(work, stop, return_exceptions=True)
-                if failure is None or isinstance(failure, asyncio.CancelledError):
-                    await writer.flush()
+            await self._until_stopped(self._answer_all(batch, source, writer), writer)
         finally:
             # A thread may be reading, which a task that is cancelled does not wait for.
             await to_its_end(bulk(content.close))
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None], writer: AnswerWriter) -> None:
+        """Does work until it ends or no more lines are to be answered; keeps what came by then.
+
+        Raises what the work raised, also while it was being stopped: what is not kept may be lines
+        that were answered, and the batch is not to be finalized as if nothing had happened.
+        """
+        working = asyncio.create_task(work)
+        stop = asyncio.create_task(self._is_to_stop.wait())
+        try:
+            await asyncio.wait([working, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            stop.cancel()
+            (ended, _) = await asyncio.gather(working, stop, return_exceptions=True)
+            failure = None if isinstance(ended, asyncio.CancelledError) else ended
+            if failure is None:
+                await writer.flush()
+        if failure is not None:
+            raise failure
 
     async def _answer_all(self, batch: Batch, source: LineSource, writer: AnswerWriter) -> None:
         async def answer_one() -> bool:
