@@ -49,6 +49,8 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# Characters of what a client asked for that are repeated to it; names of ours are no longer.
+_MOST_ECHOED = 200
 
 
 class SlicewiseError(Exception):
@@ -188,7 +190,8 @@ class ForbiddenError(RequestError):
         self.code = f"{what}_not_allowed"
         self.param = what if what in ("model", "service_tier") else None
         shown = ", ".join(allowed) or "none"
-        self.message = f"The API key {name!r} is not for the {what} {asked!r}. Allowed: {shown}."
+        told = asked[:_MOST_ECHOED]
+        self.message = f"The API key {name!r} is not for the {what} {told!r}. Allowed: {shown}."
 
 
 class UnknownModelError(RequestError):
@@ -201,7 +204,7 @@ class UnknownModelError(RequestError):
 
     def __init__(self, model: str, served: Sequence[str] = ()) -> None:
         super().__init__(model, tuple(served))
-        self.message = f"The model {model!r} does not exist."
+        self.message = f"The model {model[:_MOST_ECHOED]!r} does not exist."
         if served:
             self.message += f" Served here: {', '.join(served)}."
 
@@ -214,7 +217,7 @@ class UnknownRouteError(RequestError):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.message = f"There is no route {path[:200]}."
+        self.message = f"There is no route {path[:_MOST_ECHOED]}."
 
 
 class UnknownRequestError(RequestError):
@@ -226,8 +229,8 @@ class UnknownRequestError(RequestError):
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id)
         self.message = (
-            f"This gateway knows no request {request_id[:200]}: another one had it, or it was"
-            " too long ago."
+            f"This gateway knows no request {request_id[:_MOST_ECHOED]}: another one had it, or it"
+            " was too long ago."
         )
 
 

@@ -194,3 +194,16 @@ def test_config_error_lists_every_problem_and_survives_pickling() -> None:
 
 def test_every_error_is_caught_by_the_base() -> None:
     assert all(isinstance(error, SlicewiseError) for error in [*ERRORS, ConfigError([])])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownModelError("m" * 10_000, ["demo"]),
+        ForbiddenError("ci", "model", "m" * 10_000, ["demo"]),
+        UnknownRouteError("/" + "m" * 10_000),
+    ],
+)
+def test_what_a_client_asked_for_is_repeated_to_it_in_part(error: RequestError) -> None:
+    assert 200 <= len(error.message) < 300
+    assert "m" * 150 in error.message

@@ -24,6 +24,9 @@ BATCH_ENDPOINTS = (
     ModelRoute.EMBEDDINGS,
 )
 MAX_CUSTOM_ID = 512
+# Characters of the name of a model; ours have 200 at most. Names are in the batch's record, which
+# is read and written each second or two.
+MAX_MODEL_NAME = 256
 # Of a file with more faults than these the first ones are told.
 MAX_FAULTS = 100
 # Levels of a line, itself included: more than schemas of tools have. Python's readers of JSON give
@@ -253,4 +256,11 @@ def _body(fields: dict[str, msgspec.Raw]) -> tuple[bytes, str | None]:
     if asked.stream:
         message = "body.stream: an answer in a file is no stream; allowed: false, or left out."
         raise LineError("stream_not_allowed", message, "body.stream")
-    return body, asked.model if isinstance(asked.model, str) else None
+    model = asked.model if isinstance(asked.model, str) else None
+    if model is not None and len(model) > MAX_MODEL_NAME:
+        message = (
+            f"body.model: {len(model)} characters, which begin {model[:40]!r}; "
+            f"allowed: {MAX_MODEL_NAME} at most."
+        )
+        raise LineError("model_name_too_long", message, "body.model")
+    return body, model

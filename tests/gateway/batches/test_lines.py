@@ -8,6 +8,7 @@ import pytest
 
 from serving.gateway.batches.lines import (
     MAX_FAULTS,
+    MAX_MODEL_NAME,
     MAX_NESTING,
     BatchLine,
     CheckedLines,
@@ -69,6 +70,22 @@ def test_lines_are_counted_by_the_models_that_they_name() -> None:
     assert checked == CheckedLines(5, (), {"a": 2, "b": 1})
 
 
+def test_long_name_of_a_model_is_cut_where_it_is_told_and_is_not_counted() -> None:
+    longest = "\N{SNOWMAN}" * MAX_MODEL_NAME
+    lines = [
+        line(custom_id=str(at), body={"model": model})
+        for at, model in enumerate([longest, longest + "!", "!" * 20_000])
+    ]
+    checked = check(b"".join(json.dumps(each).encode() + b"\n" for each in lines))
+    assert checked.by_model == {longest: 1}
+    assert [(fault.line, fault.param) for fault in checked.faults] == [
+        (2, "body.model"),
+        (3, "body.model"),
+    ]
+    assert all(len(fault.message) < 200 for fault in checked.faults)
+    assert f"allowed: {MAX_MODEL_NAME}" in checked.faults[0].message
+
+
 def test_body_goes_on_as_it_came() -> None:
     text = b'{"custom_id": "a", "method": "POST", "url": "%s", "body": {"n":1e0, "n":2}}'
     parsed = parse_line(3, text % PATH.encode(), PATH, LIMITS)
@@ -94,6 +111,7 @@ def test_body_goes_on_as_it_came() -> None:
         (line(body=...), "missing_required_parameter", "body: missing"),
         (line(body=[]), "invalid_type", "body: allowed: an object"),
         (line(body={"stream": True}), "stream_not_allowed", "body.stream"),
+        (line(body={"model": "m" * 257}), "model_name_too_long", "body.model: 257 characters"),
         (nested(MAX_NESTING + 1), "nested_too_deeply", f"than the {MAX_NESTING} levels"),
         (nested(10_000), "nested_too_deeply", f"than the {MAX_NESTING} levels"),
     ],
