@@ -8,6 +8,8 @@ import pytest
 from serving.gateway.batches.records import LineAnswer
 from serving.gateway.batches.running.answer_writer import AnswerWriter
 
+MANY_BYTES = 10_000
+
 
 class Kept:
     """What was written, in its writes. The next write waits until it may go on."""
@@ -25,8 +27,8 @@ class Kept:
         self.writes.append([answer.line for answer in answers])
 
 
-def answer(line: int) -> LineAnswer:
-    return LineAnswer(line, is_failure=False, record=b"%d" % line)
+def answer(line: int, num_bytes: int = 1) -> LineAnswer:
+    return LineAnswer(line, is_failure=False, record=b"x" * num_bytes)
 
 
 async def turn() -> None:
@@ -42,7 +44,7 @@ async def ended(running: "asyncio.Task[None]") -> None:
 
 async def test_answers_that_come_while_one_is_written_are_written_together() -> None:
     kept = Kept()
-    writer = AnswerWriter(kept.write, 0.0, 100)
+    writer = AnswerWriter(kept.write, 0.0, 100, MANY_BYTES)
     running = asyncio.create_task(writer.run())
     kept.may_write.clear()
     await writer.add(answer(1))
@@ -58,7 +60,7 @@ async def test_answers_that_come_while_one_is_written_are_written_together() -> 
 
 async def test_writes_are_apart_and_the_last_one_does_not_wait() -> None:
     kept = Kept()
-    writer = AnswerWriter(kept.write, 3600.0, 100)
+    writer = AnswerWriter(kept.write, 3600.0, 100, MANY_BYTES)
     running = asyncio.create_task(writer.run())
     await writer.add(answer(1))
     await turn()
@@ -73,25 +75,63 @@ async def test_writes_are_apart_and_the_last_one_does_not_wait() -> None:
 async def test_line_waits_if_too_many_are_unwritten() -> None:
     kept = Kept()
     kept.may_write.clear()
-    writer = AnswerWriter(kept.write, 0.0, 2)
+    writer = AnswerWriter(kept.write, 0.0, 2, MANY_BYTES)
     await writer.add(answer(1))
-    await writer.add(answer(2))
-    third = asyncio.create_task(writer.add(answer(3)))
+    second = asyncio.create_task(writer.add(answer(2)))
     await turn()
-    assert not third.done()
+    assert not second.done()
     running = asyncio.create_task(writer.run())
     await turn()
-    assert third.done()
+    assert second.done()
+    await writer.add(answer(3))
     kept.may_write.set()
     await ended(running)
     await writer.flush()
     assert [line for lines in kept.writes for line in lines] == [1, 2, 3]
 
 
+async def test_line_waits_while_too_many_bytes_are_not_written() -> None:
+    kept = Kept()
+    kept.may_write.clear()
+    writer = AnswerWriter(kept.write, 0.0, 100, 10)
+    running = asyncio.create_task(writer.run())
+    await writer.add(answer(1, 6))
+    second = asyncio.create_task(writer.add(answer(2, 6)))
+    await turn()  # the first is being written, and counts until it has been
+    assert not second.done()
+    kept.may_write.set()
+    await second
+    await ended(running)
+    await writer.flush()
+    assert kept.writes == [[1], [2]]
+
+
+async def test_answer_of_a_line_that_is_stopped_while_it_waits_is_kept() -> None:
+    kept = Kept()
+    writer = AnswerWriter(kept.write, 0.0, 100, 10)
+    stopped = asyncio.create_task(writer.add(answer(1, 11)))
+    await turn()
+    assert not stopped.done()
+    await ended(stopped)
+    await writer.flush()
+    assert kept.writes == [[1]]
+
+
+async def test_write_has_so_many_bytes_or_one_answer() -> None:
+    kept = Kept()
+    writer = AnswerWriter(kept.write, 0.0, 100, 10)
+    lines = enumerate((9, 9, 25, 5, 5, 1), start=1)
+    adding = [asyncio.create_task(writer.add(answer(*line))) for line in lines]
+    await turn()
+    await writer.flush()
+    await asyncio.gather(*adding)
+    assert kept.writes == [[1], [2], [3], [4, 5], [6]]
+
+
 async def test_write_that_is_under_way_at_the_end_is_waited_for() -> None:
     kept = Kept()
     kept.may_write.clear()
-    writer = AnswerWriter(kept.write, 0.0, 100)
+    writer = AnswerWriter(kept.write, 0.0, 100, MANY_BYTES)
     running = asyncio.create_task(writer.run())
     await writer.add(answer(1))
     await turn()
@@ -107,7 +147,7 @@ async def test_write_that_is_under_way_at_the_end_is_waited_for() -> None:
 async def test_write_that_fails_ends_the_writer() -> None:
     kept = Kept()
     kept.fault = OSError("the disk is full")
-    writer = AnswerWriter(kept.write, 0.0, 100)
+    writer = AnswerWriter(kept.write, 0.0, 100, MANY_BYTES)
     running = asyncio.create_task(writer.run())
     await writer.add(answer(1))
     with pytest.raises(OSError, match="disk is full"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from serving.domain.capacity.batch_lines import LineRoom, LinesLeft, LineTuner
+from serving.domain.limits import MIB
 from serving.gateway.batches.answers import LineReply, answer_of, refusal_of, unanswered
 from serving.gateway.batches.costs import BatchPrices, CostMeter
 from serving.gateway.batches.due import due_at_s
@@ -51,8 +52,10 @@ _PASSING = frozenset({429, 503})
 # A fault without a reason may be of the moment; one with a reason says that it stays.
 _MAX_FAULTS = 3
 _LONGEST_WAIT_S = 60.0
-# Answers that wait to be written, at most: some MB of a batch.
+# Answers that wait to be written, at most: some MB of a batch; and bytes of them, of which one may
+# have tens of MB. A store takes one write of them as a whole, in memory.
 _MOST_UNWRITTEN = 1000
+_MOST_UNWRITTEN_BYTES = 32 * MIB
 
 NO_ROOM = LineRoom()
 
@@ -265,7 +268,12 @@ class BatchJob:
         try:
             limits = self._settings.limits
             source = LineSource(content, batch.endpoint, limits, answered, bulk)
-            writer = AnswerWriter(self._write, self._store.write_interval_s, _MOST_UNWRITTEN)
+            writer = AnswerWriter(
+                self._write,
+                self._store.write_interval_s,
+                _MOST_UNWRITTEN,
+                _MOST_UNWRITTEN_BYTES,
+            )
             await self._until_stopped(self._answer_all(batch, source, writer), writer)
         finally:
             # A thread may be reading, which a task that is cancelled does not wait for.

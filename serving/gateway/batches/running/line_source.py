@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterator
 from typing import BinaryIO
 
+from serving.domain.limits import MIB
 from serving.gateway.batches.lines import (
     BatchLine,
     LineLimits,
@@ -13,8 +14,9 @@ from serving.gateway.batches.lines import (
 )
 from serving.gateway.batches.running.threads import Blocking
 
-# Lines that are read from the file at once.
+# Lines that are read from the file at once; fewer, if they have so many bytes.
 _LINES_AT_ONCE = 64
+_BYTES_AT_ONCE = 4 * MIB
 
 
 class LineSource:
@@ -42,7 +44,14 @@ class LineSource:
             return self._read.pop() if self._read else None
 
     def _read_some(self) -> list[BatchLine | RefusedLine]:
-        read = [line for _, line in zip(range(_LINES_AT_ONCE), self._lines, strict=False)]
+        read: list[BatchLine | RefusedLine] = []
+        num_bytes = 0
+        while len(read) < _LINES_AT_ONCE and num_bytes < _BYTES_AT_ONCE:
+            line = next(self._lines, None)
+            if line is None:
+                break
+            read.append(line)
+            num_bytes += len(line.body) if isinstance(line, BatchLine) else 0
         return read[::-1]
 
 
