@@ -75,12 +75,10 @@ _ANY = msgspec.json.Decoder(msgspec.Raw)
 def answer_of(line: BatchLine, reply: LineReply) -> LineAnswer:
     """Returns what is kept of a reply."""
     is_failure = reply.status != 200
-    response = {
-        "status_code": reply.status,
-        "request_id": reply.request_id,
-        "body": _one_line(reply.body),
-    }
-    usage = TokenUsage() if is_failure else _usage_of(reply.body)
+    body, usage = _read(reply.body)
+    response = {"status_code": reply.status, "request_id": reply.request_id, "body": body}
+    if is_failure:
+        usage = TokenUsage()
     return LineAnswer(line.number, is_failure, _record(line.custom_id, response, None), usage)
 
 
@@ -106,20 +104,29 @@ def _record(custom_id: str, response: Json | None, error: Json | None) -> bytes:
     return msgspec.json.encode(record)
 
 
-def _one_line(body: bytes) -> msgspec.Raw | str:
-    """Returns a body as JSON without line ends, which stand in no text of it; else as a text."""
-    try:
-        _ANY.decode(body)
-    except UNREADABLE:
-        return body.decode(errors="replace")
-    return msgspec.Raw(body.replace(b"\r", b" ").replace(b"\n", b" "))
+def _read(body: bytes) -> tuple[msgspec.Raw | str, TokenUsage]:
+    """Returns a body as JSON without line ends, which stand in no text of it; else as a text.
 
-
-def _usage_of(body: bytes) -> TokenUsage:
+    It is decoded once where it can be: one of embeddings may have tens of MB.
+    """
     try:
         used = _USED.decode(body).usage
     except UNREADABLE:
-        return TokenUsage()
+        used = None
+        if not _is_json(body):
+            return body.decode(errors="replace"), TokenUsage()
+    return msgspec.Raw(body.replace(b"\r", b" ").replace(b"\n", b" ")), _usage_of(used)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _ANY.decode(body)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _usage_of(used: _Tokens | None) -> TokenUsage:
     if used is None:
         return TokenUsage()
     details = used.prompt_tokens_details or used.input_tokens_details or {}

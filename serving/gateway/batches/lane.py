@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from serving.artifacts.object_store.address import open_bucket
@@ -16,6 +17,7 @@ from serving.gateway.batches.lines import LineLimits
 from serving.gateway.batches.routes import BatchRoutes, BatchRules
 from serving.gateway.batches.running.edge_caller import AnswerLine, EdgeCaller
 from serving.gateway.batches.running.job import JobSettings, LineCounts
+from serving.gateway.batches.running.long_lines import LongLines
 from serving.gateway.batches.running.runner import (
     NO_OTHERS,
     BatchRunner,
@@ -77,6 +79,7 @@ class BatchLane:
         # Half of the places to wait are others', should all lines have to wait at once.
         self._max_lines = gateway.max_waiting_requests // 2
         self._owner = owner
+        self._long_lines: LongLines | None = None
         self._runner: BatchRunner | None = None
         self._task: asyncio.Task[None] | None = None
         self.due: Mapping[str, BatchDue] = {}
@@ -124,10 +127,11 @@ class BatchLane:
         `others` tells what else the gateway does: a batch whose time runs out has more lines asked
         at once while lines do not wait, and fewer where others' requests miss their objectives.
         """
+        self._long_lines = LongLines(asyncio.get_running_loop())
         self._runner = BatchRunner(
             self._store,
             EdgeCaller(answer_line),
-            self._settings,
+            replace(self._settings, read_line=self._long_lines.read),
             self._owner,
             self._batches_at_once,
             time.time,
@@ -145,6 +149,8 @@ class BatchLane:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._threads.close)
+        if self._long_lines is not None:
+            await self._long_lines.wait_closed()
         await asyncio.to_thread(self._store.close)
 
     def _wake(self) -> None:

@@ -1,19 +1,21 @@
 """Reads the lines of a batch's file, and says which cannot be requests. Pure, but for the reading.
 
 Owns the form of a line. Does not own what a request may ask for: its route judges that when the
-line is answered, as it does for a request of a client.
+line is answered, as it does for a request of a client. Nor where a line is read: a long one in a
+fork (`running/long_lines`), because what decodes it would hold a gateway up.
 """
 
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
 
 from serving.config.api_keys import ModelRoute
+from serving.domain.limits import KIB
 from serving.gateway.batches.records import LineFault
 
 # The routes whose requests a batch may hold.
@@ -61,13 +63,14 @@ class BatchLine:
 class RefusedLine:
     """A line that is no request now, though it was when its file was checked.
 
-    `number` counts from 1; `code` and `message` are what its `LineError` says.
+    `number` counts from 1; `code`, `message` and `param` are what its `LineError` says.
     """
 
     number: int
     custom_id: str
     code: str
     message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class CheckedLines:
     num_lines: int
     faults: tuple[LineFault, ...]
     by_model: Mapping[str, int] = field(default_factory=dict)
+
+
+# Returns what a line is: its number, its bytes, the endpoint of the batch, and the bounds of then.
+ReadLine = Callable[[int, bytes, str, LineLimits], BatchLine | RefusedLine]
 
 
 class LineError(Exception):
@@ -110,8 +117,11 @@ _TEXT = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Asked)
 _NAMED = msgspec.json.Decoder(_Named)
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_STRINGS = re.compile(_STRING, re.DOTALL)
 _FIRST_FIELD_IS_ID = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*(' + _STRING + rb")", re.DOTALL)
+# Where such a field ends, whatever its characters are written as: 12 bytes at most for one.
+_FIRST_FIELD_BYTES = 8 * KIB
+# What of a line is looked at in one call, which holds up all threads.
+_PIECE_BYTES = 256 * KIB
 _BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -124,8 +134,8 @@ def numbered(content: BinaryIO, limits: LineLimits) -> Iterator[tuple[int, bytes
         whole = line.endswith(b"\n")
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
-        if line.strip():
-            yield number, line.rstrip(b"\r\n") if whole else line
+        if not _is_blank(line):
+            yield number, line.removesuffix(b"\n").removesuffix(b"\r") if whole else line
         while not whole and (rest := content.readline(limits.max_line_bytes + 2)):
             whole = rest.endswith(b"\n")
 
@@ -163,24 +173,40 @@ def line_or_refusal(
     try:
         return parse_line(number, line, endpoint, limits)
     except LineError as error:
-        return RefusedLine(number, custom_id_of(number, line), error.code, error.message)
+        custom_id = custom_id_of(number, line)
+        return RefusedLine(number, custom_id, error.code, error.message, error.param)
 
 
 def custom_id_of(number: int, line: bytes) -> str:
     """Returns the `custom_id` of a line, whatever else is in it; "line 7" of one that has none.
 
-    A line that was cut has it if it begins with it. Raises nothing.
+    A line that was cut has it if it begins with it. One that is longer than allowed is none. Raises
+    nothing.
     """
     with contextlib.suppress(*UNREADABLE):
-        return _NAMED.decode(line).custom_id
-    found = _FIRST_FIELD_IS_ID.match(line)
+        return _id_or_number(_NAMED.decode(line).custom_id, number)
+    return first_custom_id_of(number, line)
+
+
+def first_custom_id_of(number: int, line: bytes) -> str:
+    """Returns the `custom_id` with which a line begins; "line 7" of one that does not.
+
+    Looks at its first 8 KiB.
+    """
+    found = _FIRST_FIELD_IS_ID.match(line, 0, _FIRST_FIELD_BYTES)
     with contextlib.suppress(*UNREADABLE):
         if found is not None:
-            return _TEXT.decode(found[1])
+            return _id_or_number(_TEXT.decode(found[1]), number)
     return f"line {number}"
 
 
-def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> CheckedLines:
+def _id_or_number(custom_id: str, number: int) -> str:
+    return custom_id if len(custom_id) <= MAX_CUSTOM_ID else f"line {number}"
+
+
+def check_lines(
+    content: BinaryIO, endpoint: str, limits: LineLimits, read: ReadLine = line_or_refusal
+) -> CheckedLines:
     """Reads a whole file. Holds the ids of its lines, and of its lines one at a time."""
     faults: list[LineFault] = []
     seen: dict[str, int] = {}
@@ -192,7 +218,9 @@ def check_lines(content: BinaryIO, endpoint: str, limits: LineLimits) -> Checked
             message = f"The file has more than {limits.max_lines} lines. Divide it."
             return CheckedLines(num_lines, (LineFault("too_many_lines", message),))
         try:
-            parsed = parse_line(number, line, endpoint, limits)
+            parsed = read(number, line, endpoint, limits)
+            if isinstance(parsed, RefusedLine):
+                raise LineError(parsed.code, parsed.message, parsed.param)
             if parsed.model is not None and (parsed.model in by_model or len(by_model) < _MODELS):
                 by_model[parsed.model] += 1
             first = seen.setdefault(parsed.custom_id, number)
@@ -226,11 +254,20 @@ def _fields(line: bytes) -> dict[str, msgspec.Raw]:
     return fields
 
 
+def _is_blank(line: bytes) -> bool:
+    pieces = range(0, len(line), _PIECE_BYTES)
+    return all(line[at : at + _PIECE_BYTES].isspace() for at in pieces)
+
+
 def _is_deep(line: bytes) -> bool:
     """Returns whether a JSON text has more levels than are allowed."""
     if line.count(b"[") + line.count(b"{") <= MAX_NESTING:
         return False
-    brackets = _STRINGS.sub(b"", line).translate(_BRACES_AS_BRACKETS, _NO_BRACKETS)
+    # Backslashes are in strings alone. Without those that stand for themselves and for quotes,
+    # every quote begins a string or ends one.
+    plain = line.replace(rb"\\", b"").replace(rb"\"", b"")
+    beside_strings = b"".join(plain.split(b'"')[::2])
+    brackets = beside_strings.translate(_BRACES_AS_BRACKETS, _NO_BRACKETS)
     for _ in range(MAX_NESTING):  # each turn takes the innermost level away
         brackets = brackets.replace(b"[]", b"")
     return bool(brackets)

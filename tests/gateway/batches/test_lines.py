@@ -5,6 +5,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serving.gateway.batches.lines import (
     MAX_FAULTS,
@@ -45,6 +47,14 @@ def check(text: bytes, limits: LineLimits = LIMITS) -> CheckedLines:
 def test_lines_are_numbered_as_an_editor_does() -> None:
     text = b"\xef\xbb\xbf{}\r\n\n  \n[1]\nlast"
     assert list(numbered(io.BytesIO(text), LIMITS)) == [(1, b"{}"), (4, b"[1]"), (5, b"last")]
+
+
+def test_blank_line_is_left_out_however_long() -> None:
+    blank = b" \t" * 200_000 + b"\r\n"
+    text = blank + b"{}" + b"\r" * 10 + b"\n" + blank[:-2]
+    limits = LineLimits(max_lines=200, max_line_bytes=1_000_000)
+    ((number, found),) = numbered(io.BytesIO(text), limits)
+    assert (number, found.rstrip()) == (2, b"{}")
 
 
 def test_long_line_is_cut_and_the_next_one_is_whole() -> None:
@@ -128,8 +138,32 @@ def test_bad_line_is_told_by_its_number(bad: Any, code: str, shown: str) -> None
 def test_levels_are_counted_and_neither_texts_nor_siblings() -> None:
     assert not check(nested(MAX_NESTING)).faults
     siblings = [[{}]] * MAX_NESTING
-    texts = ["[" * MAX_NESTING, '\\"[{' * MAX_NESTING]
+    texts = ["[" * MAX_NESTING, '\\"[{' * MAX_NESTING, "[\\" * MAX_NESTING]
     assert not check(json.dumps(line(body={"x": siblings + texts})).encode()).faults
+
+
+VALUES = st.recursive(
+    st.text(alphabet='\\"[]{}a\n', max_size=6),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=2), values),
+    max_leaves=30,
+)
+
+
+@given(VALUES, st.integers(MAX_NESTING - 9, MAX_NESTING))
+def test_levels_are_those_that_the_reader_of_json_has(value: Any, num_around: int) -> None:
+    for _ in range(num_around - 2):
+        value = [value]
+    # So many siblings that the brackets are looked at.
+    whole = line(body={"x": value, "y": [[]] * MAX_NESTING})
+    codes = [fault.code for fault in check(json.dumps(whole).encode()).faults]
+    assert codes == (["nested_too_deeply"] if levels(whole) > MAX_NESTING else [])
+
+
+def levels(value: Any) -> int:
+    """The levels of objects and lists in a value."""
+    if isinstance(value, dict):
+        return 1 + max(map(levels, value.values()), default=0)
+    return 1 + max(map(levels, value), default=0) if isinstance(value, list) else 0
 
 
 @pytest.mark.parametrize(
@@ -142,6 +176,10 @@ def test_levels_are_counted_and_neither_texts_nor_siblings() -> None:
         (b'{"body": {"custom_id": "b"}, "custom_id": "a"', "line 7"),
         (latin_1(custom_id="\xe9"), "line 7"),
         (json.dumps(line(custom_id=7)).encode(), "line 7"),
+        (json.dumps(line(custom_id="a" * 513)).encode(), "line 7"),
+        (json.dumps(line(custom_id="a" * 512)).encode()[:540], "a" * 512),
+        (json.dumps(line(custom_id="\N{SNOWMAN}" * 512)).encode()[:3100], "\N{SNOWMAN}" * 512),
+        (b'{"custom_id": "' + rb"\"" * 10_000 + b'", x', "line 7"),
         (b"[" * 10_000, "line 7"),
         (b"\xff", "line 7"),
     ],

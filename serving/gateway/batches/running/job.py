@@ -20,9 +20,10 @@ from serving.gateway.batches.due import due_at_s
 from serving.gateway.batches.lines import (
     BatchLine,
     LineLimits,
+    ReadLine,
     RefusedLine,
     check_lines,
-    custom_id_of,
+    line_or_refusal,
     numbered,
 )
 from serving.gateway.batches.records import (
@@ -74,7 +75,8 @@ class JobSettings:
 
     A lease is renewed every `check_s`, which is also how late a cancellation is seen, at most.
     `file_lifetime_s` is how long files of answers stay if their batch does not say. `patience_s` is
-    the least time until a line that was refused is asked again.
+    the least time until a line that was refused is asked again. `read_line` is called in a thread
+    for long calls.
     """
 
     limits: LineLimits
@@ -83,6 +85,7 @@ class JobSettings:
     check_s: float
     file_lifetime_s: float
     patience_s: float = 1.0
+    read_line: ReadLine = line_or_refusal
 
 
 @dataclass(slots=True)
@@ -201,7 +204,9 @@ class BatchJob:
             self._store.change_leased(self._lease, lambda each: unread(each, begun_s))
             return
         with self._store.open_content(batch.tenant, batch.input_file_id) as content:
-            checked = check_lines(content, batch.endpoint, self._settings.limits)
+            checked = check_lines(
+                content, batch.endpoint, self._settings.limits, self._settings.read_line
+            )
         now_s = self._now_s()
         self._store.change_leased(
             self._lease,
@@ -241,10 +246,11 @@ class BatchJob:
         if batch.num_answered >= batch.num_total:  # also of one whose lines were never counted
             return
         answered = self._store.answered_lines(batch.batch_id)
+        limits, read = self._settings.limits, self._settings.read_line
         with self._store.open_content(batch.tenant, batch.input_file_id) as content:
-            for number, line in numbered(content, self._settings.limits):
+            for number, line in numbered(content, limits):
                 if number not in answered:
-                    yield custom_id_of(number, line)
+                    yield read(number, line, batch.endpoint, limits).custom_id
 
     def _file(self, batch: Batch, kind: str, content: NewContent, now_s: float) -> StoredFile:
         lifetime_s = batch.output_lifetime_s or self._settings.file_lifetime_s
@@ -266,8 +272,8 @@ class BatchJob:
         answered = await bulk(self._store.answered_lines, batch.batch_id)
         content = await bulk(self._store.open_content, batch.tenant, batch.input_file_id)
         try:
-            limits = self._settings.limits
-            source = LineSource(content, batch.endpoint, limits, answered, bulk)
+            limits, read = self._settings.limits, self._settings.read_line
+            source = LineSource(content, batch.endpoint, limits, answered, bulk, read)
             writer = AnswerWriter(
                 self._write,
                 self._store.write_interval_s,

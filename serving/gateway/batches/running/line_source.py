@@ -8,6 +8,7 @@ from serving.domain.limits import MIB
 from serving.gateway.batches.lines import (
     BatchLine,
     LineLimits,
+    ReadLine,
     RefusedLine,
     line_or_refusal,
     numbered,
@@ -29,9 +30,10 @@ class LineSource:
         limits: LineLimits,
         answered: Collection[int],
         blocking: Blocking,
+        read: ReadLine = line_or_refusal,
     ) -> None:
         """Takes the content of a file that has been checked; `answered` are numbers of lines."""
-        self._lines = _open_lines(content, endpoint, limits, answered)
+        self._lines = _open_lines(content, endpoint, limits, answered, read)
         self._blocking = blocking
         self._read: list[BatchLine | RefusedLine] = []  # the next one last
         self._reading = asyncio.Lock()
@@ -56,8 +58,12 @@ class LineSource:
 
 
 def _open_lines(
-    content: BinaryIO, endpoint: str, limits: LineLimits, answered: Collection[int]
+    content: BinaryIO,
+    endpoint: str,
+    limits: LineLimits,
+    answered: Collection[int],
+    read: ReadLine,
 ) -> Iterator[BatchLine | RefusedLine]:
     for number, line in numbered(content, limits):
         if number not in answered:
-            yield line_or_refusal(number, line, endpoint, limits)
+            yield read(number, line, endpoint, limits)
