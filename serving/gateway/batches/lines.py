@@ -128,16 +128,33 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 def numbered(content: BinaryIO, limits: LineLimits) -> Iterator[tuple[int, bytes]]:
     """Yields the lines with their numbers; empty ones are left out, long ones are cut."""
-    number = 0
+    return ((number, line) for number, _, line in placed(content, limits))
+
+
+def placed(content: BinaryIO, limits: LineLimits) -> Iterator[tuple[int, int, bytes]]:
+    """Yields what `numbered` does, and before each line the byte at which it begins."""
+    number, begin = 0, content.tell()
     while line := content.readline(limits.max_line_bytes + 2):
         number += 1
-        whole = line.endswith(b"\n")
-        if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
-        if not _is_blank(line):
-            yield number, line.removesuffix(b"\n").removesuffix(b"\r") if whole else line
-        while not whole and (rest := content.readline(limits.max_line_bytes + 2)):
-            whole = rest.endswith(b"\n")
+        bare = _bare(number, line)
+        if not _is_blank(bare):
+            yield number, begin, bare
+        while not line.endswith(b"\n") and (rest := content.readline(limits.max_line_bytes + 2)):
+            line = rest
+        begin = content.tell()
+
+
+def line_at(content: BinaryIO, number: int, begin: int, limits: LineLimits) -> bytes:
+    """Returns a line that `placed` has found."""
+    content.seek(begin)
+    return _bare(number, content.readline(limits.max_line_bytes + 2))
+
+
+def _bare(number: int, line: bytes) -> bytes:
+    if number == 1:
+        line = line.removeprefix(_BYTE_ORDER_MARK)
+    is_whole = line.endswith(b"\n")
+    return line.removesuffix(b"\n").removesuffix(b"\r") if is_whole else line
 
 
 def parse_line(number: int, line: bytes, endpoint: str, limits: LineLimits) -> BatchLine:

@@ -27,7 +27,8 @@ from serving.gateway.batches.records import (
     StoredFile,
     cancelled,
 )
-from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCounts, wait_s
+from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCounts
+from serving.gateway.batches.running.replies import wait_s
 from serving.gateway.batches.running.threads import StoreCalls
 from serving.gateway.batches.store import BatchStore, Page
 
@@ -235,6 +236,27 @@ async def test_refusal_that_passes_is_asked_again_and_any_other_is_the_answer() 
         assert world.batch.status is BatchStatus.COMPLETED
         assert_each_line_once(world)
         assert world.counts == LineCounts(2, 3, 8)
+
+
+async def test_model_that_refuses_all_its_lines_holds_up_no_other() -> None:
+    class WithoutEngines(World):
+        """Refuses the lines of one model until those of the other are answered."""
+
+        async def ask(self, batch: Batch, line: BatchLine) -> LineReply:
+            others = {f"line-{number}" for number in range(10, 20)}
+            if line.model == "absent" and not others <= self.asked.keys():
+                await asyncio.sleep(0)
+                return LineReply(503, b"{}", "r")
+            return await super().ask(batch, line)
+
+    lines = requests(20)
+    for number, line in enumerate(lines):
+        line["body"]["model"] = "absent" if number < 10 else "there"
+    with world_of(lines, WithoutEngines) as world:
+        await world.carry()
+        assert world.batch.status is BatchStatus.COMPLETED
+        assert set(world.asked.values()) == {1}
+        assert_each_line_once(world, 20)
 
 
 async def test_file_with_a_bad_line_fails_and_nothing_is_asked() -> None:

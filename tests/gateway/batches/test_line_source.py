@@ -29,9 +29,9 @@ async def blocking(call: Callable[..., Any], *values: Any) -> Any:
 
 async def ids(source: LineSource) -> list[int]:
     found = []
-    while (line := await source.next()) is not None:
-        assert isinstance(line, BatchLine)
-        found.append(int(line.custom_id))
+    while (found_line := await source.next()) is not None:
+        assert isinstance(found_line.line, BatchLine)
+        found.append(int(found_line.line.custom_id))
     return found
 
 
@@ -47,3 +47,21 @@ async def test_of_long_lines_few_are_read_ahead() -> None:
     assert await source.next() is not None
     assert file.tell() < 5 * MIB
     assert await ids(source) == list(range(2, 11))
+
+
+async def test_lines_are_read_again_where_they_begin_and_the_others_go_on() -> None:
+    file = io.BytesIO(b"\xef\xbb\xbf" + content(100, 1).getvalue().replace(b"\n", b"\r\n\n", 5))
+    source = LineSource(file, PATH, LIMITS, (), blocking)
+    read = [await source.next() for _ in range(70)]
+    places = [(each.line.number, each.begin) for each in read if each is not None]
+    assert await source.read_again(places[::-1])
+    again = [(await source.read_again([place]))[0] for place in places]
+    assert again == read
+    assert await ids(source) == list(range(71, 101))
+
+
+async def test_of_long_lines_few_are_read_again_at_once() -> None:
+    source = LineSource(content(4, 2 * MIB), PATH, LIMITS, (), blocking)
+    read = [await source.next() for _ in range(4)]
+    places = [(each.line.number, each.begin) for each in read if each is not None]
+    assert await source.read_again(places) == read[:2]

@@ -8,7 +8,7 @@ over after a crash begins with the step that was not written. Does not own which
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -43,16 +43,13 @@ from serving.gateway.batches.records import (
     validated,
 )
 from serving.gateway.batches.running.answer_writer import AnswerWriter
+from serving.gateway.batches.running.line_queue import AskedLine, LineQueue
 from serving.gateway.batches.running.line_source import LineSource
 from serving.gateway.batches.running.line_workers import LineWorkers
+from serving.gateway.batches.running.replies import is_answer, is_fault, wait_s
 from serving.gateway.batches.running.threads import StoreCalls, to_its_end
 from serving.gateway.batches.store import BatchStore, NewContent, discarding
 
-# Refusals that pass: the model's line is full, a quota is used up, no engine is there.
-_PASSING = frozenset({429, 503})
-# A fault without a reason may be of the moment; one with a reason says that it stays.
-_MAX_FAULTS = 3
-_LONGEST_WAIT_S = 60.0
 # Answers that wait to be written, at most: some MB of a batch; and bytes of them, of which one may
 # have tens of MB. A store takes one write of them as a whole, in memory.
 _MOST_UNWRITTEN = 1000
@@ -306,51 +303,51 @@ class BatchJob:
             raise failure
 
     async def _answer_all(self, batch: Batch, source: LineSource, writer: AnswerWriter) -> None:
+        queue = LineQueue(source, lambda: workers.num_wanted, _models_of(batch))
+
         async def answer_one() -> bool:
-            line = await source.next()
-            if line is None:
-                return False
-            if isinstance(line, RefusedLine):
-                answer = refusal_of(line)
-            else:
-                answer = answer_of(line, await self._ask(batch, line))
-            await writer.add(answer)
-            return True
+            while (asked := await queue.next()) is not None:
+                answer = await self._ask(batch, asked)
+                if isinstance(answer, LineAnswer):
+                    queue.done(asked)
+                    await writer.add(answer)
+                    return True
+                queue.put_back(asked, answer)
+            return False
 
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(writer.run())
             workers = LineWorkers(group, answer_one, self._settings.lines_in_flight)
-            tuning = group.create_task(self._tune(workers))
+            tuning = group.create_task(self._tune(workers, queue))
             await workers.wait_ended()
             writing.cancel()
             tuning.cancel()
 
-    async def _tune(self, workers: LineWorkers) -> None:
+    async def _tune(self, workers: LineWorkers, queue: LineQueue) -> None:
         """Has more lines asked at once where it has to be, and fewer where others suffer."""
         tuner = LineTuner(self._room, self._settings.lines_in_flight)
         while True:
-            num_refused = self._counts.num_refused
             await asyncio.sleep(self._settings.check_s)
             batch, now_s = self._seen, self._now_s()
+            is_refused = queue.take_is_refused()
             if batch is None:
                 continue
             num_left = batch.num_total - batch.num_answered
             left = LinesLeft(num_left, due_at_s(batch) - now_s, workers.line_s)
-            is_refused = self._counts.num_refused > num_refused
             names = batch.lines_by_model
             workers.want(tuner.lines(now_s, workers.num_wanted, left, names, is_refused=is_refused))
 
-    async def _ask(self, batch: Batch, line: BatchLine) -> LineReply:
-        num_refusals = num_faults = 0
+    async def _ask(self, batch: Batch, asked: AskedLine) -> LineAnswer | float:
+        """Returns what is kept of a line, or in how many seconds it is to be asked again."""
+        if isinstance(asked.line, RefusedLine):
+            return refusal_of(asked.line)
         self._has_asked = True
-        while True:
-            reply = await self._caller.ask(batch, line)
-            num_faults += reply.status >= 500 and reply.status not in _PASSING
-            if is_answer(reply, num_faults):
-                return reply
-            self._counts.num_refused += 1
-            await asyncio.sleep(wait_s(reply, num_refusals, self._settings.patience_s))
-            num_refusals += 1
+        reply = await self._caller.ask(batch, asked.line)
+        asked.num_faults += is_fault(reply)
+        if is_answer(reply, asked.num_faults):
+            return answer_of(asked.line, reply)
+        self._counts.num_refused += 1
+        return wait_s(reply, asked.num_refusals, self._settings.patience_s)
 
     async def _write(self, answers: Sequence[LineAnswer]) -> None:
         await self._calls.brief(self._store.add_answers, self._lease, answers)
@@ -359,20 +356,10 @@ class BatchJob:
         self._counts.num_completed += len(answers) - num_failed
 
 
-def is_answer(reply: LineReply, num_faults: int) -> bool:
-    """Returns whether a reply is what becomes of its line; else the line is asked again.
-
-    `num_faults` are the line's replies that were faults, this one included.
-    """
-    if reply.status in _PASSING:
-        return False
-    return reply.status < 500 or reply.is_final or num_faults >= _MAX_FAULTS
-
-
-def wait_s(reply: LineReply, num_refusals: int, patience_s: float) -> float:
-    """Returns when a line that was refused is asked again: when it was told to, within bounds."""
-    told_s = reply.retry_after_s or patience_s * 2.0 ** min(num_refusals, 10)
-    return min(max(told_s, patience_s), _LONGEST_WAIT_S)
+def _models_of(batch: Batch) -> Collection[str]:
+    """Returns the models that lines name; none if it is not known of all lines."""
+    is_known = sum(batch.lines_by_model.values()) == batch.num_total
+    return batch.lines_by_model.keys() if is_known else ()
 
 
 def new_file_id() -> str:

@@ -1,7 +1,8 @@
 """The lines of a batch's file that have no answer, in the order in which they are asked."""
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from serving.domain.limits import MIB
@@ -10,14 +11,23 @@ from serving.gateway.batches.lines import (
     LineLimits,
     ReadLine,
     RefusedLine,
+    line_at,
     line_or_refusal,
-    numbered,
+    placed,
 )
 from serving.gateway.batches.running.threads import Blocking
 
 # Lines that are read from the file at once; fewer, if they have so many bytes.
 _LINES_AT_ONCE = 64
 _BYTES_AT_ONCE = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLine:
+    """A line, and the byte of its file at which it begins."""
+
+    begin: int
+    line: BatchLine | RefusedLine
 
 
 class LineSource:
@@ -33,37 +43,51 @@ class LineSource:
         read: ReadLine = line_or_refusal,
     ) -> None:
         """Takes the content of a file that has been checked; `answered` are numbers of lines."""
-        self._lines = _open_lines(content, endpoint, limits, answered, read)
+        self._content = content
+        self._endpoint = endpoint
+        self._limits = limits
+        self._read_line = read
+        self._lines = (each for each in placed(content, limits) if each[0] not in answered)
         self._blocking = blocking
-        self._read: list[BatchLine | RefusedLine] = []  # the next one last
+        self._read: list[PlacedLine] = []  # the next one last
         self._reading = asyncio.Lock()
 
-    async def next(self) -> BatchLine | RefusedLine | None:
+    async def next(self) -> PlacedLine | None:
         """Returns the next line; `None` if there is none."""
         async with self._reading:
             if not self._read:
-                self._read = await self._blocking(self._read_some)
+                read = await self._blocking(self._read_some, self._lines)
+                self._read = read[::-1]
             return self._read.pop() if self._read else None
 
-    def _read_some(self) -> list[BatchLine | RefusedLine]:
-        read: list[BatchLine | RefusedLine] = []
+    async def read_again(self, places: Sequence[tuple[int, int]]) -> list[PlacedLine]:
+        """Returns lines by their numbers and where they begin: the first of them, one at least."""
+        async with self._reading:
+            read: list[PlacedLine] = await self._blocking(self._read_places, places)
+            return read
+
+    # -- in a thread --
+
+    def _read_places(self, places: Sequence[tuple[int, int]]) -> list[PlacedLine]:
+        goes_on_at = self._content.tell()
+        try:
+            lines = (
+                (number, begin, line_at(self._content, number, begin, self._limits))
+                for number, begin in places
+            )
+            return self._read_some(lines)
+        finally:
+            self._content.seek(goes_on_at)
+
+    def _read_some(self, lines: Iterator[tuple[int, int, bytes]]) -> list[PlacedLine]:
+        read: list[PlacedLine] = []
         num_bytes = 0
         while len(read) < _LINES_AT_ONCE and num_bytes < _BYTES_AT_ONCE:
-            line = next(self._lines, None)
-            if line is None:
+            found = next(lines, None)
+            if found is None:
                 break
-            read.append(line)
-            num_bytes += len(line.body) if isinstance(line, BatchLine) else 0
-        return read[::-1]
-
-
-def _open_lines(
-    content: BinaryIO,
-    endpoint: str,
-    limits: LineLimits,
-    answered: Collection[int],
-    read: ReadLine,
-) -> Iterator[BatchLine | RefusedLine]:
-    for number, line in numbered(content, limits):
-        if number not in answered:
-            yield read(number, line, endpoint, limits)
+            number, begin, text = found
+            num_bytes += len(text)
+            line = self._read_line(number, text, self._endpoint, self._limits)
+            read.append(PlacedLine(begin, line))
+        return read
