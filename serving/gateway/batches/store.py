@@ -157,7 +157,10 @@ class BatchStore(Protocol):
         ...
 
     def open_batches(self, limit: int) -> list[Batch]:
-        """Returns batches that have not ended, of all tenants: so many of the oldest."""
+        """Returns batches that have not ended, of all tenants: so many of the oldest.
+
+        One that this build cannot read is left out.
+        """
         ...
 
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:

@@ -530,6 +530,27 @@ def test_document_that_is_not_ours_is_a_store_that_fails() -> None:
         Documents(bucket, _Number).read("number")
 
 
+def test_head_of_a_newer_build_stops_no_other_batch(caplog: pytest.LogCaptureFixture) -> None:
+    kept = KeptInBucket()
+    store = kept.open()
+    add_batch(store, "b0")
+    add_batch(store, "b1")
+    head = names.head_name("b0")
+    ours = kept.bucket.get(head)
+    kept.bucket.put(head, ours.replace(b'"validating"', b'"waiting_for_a_newer_build"'))
+    assert [each.batch_id for each in store.open_batches(10)] == ["b1"]
+    lease = claimed(store)
+    assert lease.batch_id == "b1"
+    assert store.claim("gw-1", 1.0, LEASE_S) is None
+    assert [each.message.split(" reason")[0] for each in caplog.records] == [
+        "batch_unreadable batch=b0"
+    ]
+    kept.bucket.put(head, ours)
+    store.renew(lease, HOUR_S, LEASE_S, FREE)
+    assert claimed(store, now_s=HOUR_S).batch_id == "b0"
+    store.close()
+
+
 def test_writes_of_which_nothing_is_known_end_the_lease() -> None:
     """The head may have them: a second write under the same number would be another one."""
     kept = KeptInBucket()

@@ -10,7 +10,7 @@ import pytest
 
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 
-from .test_batch_stores import HOUR_S, LIFETIME_S, add_file
+from .test_batch_stores import HOUR_S, LIFETIME_S, add_batch, add_file
 
 
 def test_sweep_leaves_what_is_being_uploaded(tmp_path: Path) -> None:
@@ -69,6 +69,20 @@ def test_database_of_an_earlier_build_is_for_its_user_alone_once_it_is_opened(
     assert set(rights_in(tmp_path).values()) == {0o600, 0o700}
     store.close()
     database.close()
+
+
+def test_record_of_a_newer_build_hides_no_other_batch(tmp_path: Path) -> None:
+    store = SqliteBatchStore(tmp_path)
+    add_batch(store, "b0")
+    add_batch(store, "b1")
+    with sqlite3.connect(tmp_path / "batches.sqlite") as database:
+        database.execute(
+            "UPDATE batches SET record = CAST(replace(CAST(record AS TEXT), 'validating', 'newer') "
+            "AS BLOB) WHERE batch_id = 'b0'"
+        )
+    database.close()
+    assert [each.batch_id for each in store.open_batches(10)] == ["b1"]
+    store.close()
 
 
 def test_folder_with_another_database_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ _PATIENCE_S = 30.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 
 
+class UnreadableError(StoreError):
+    """Reports a document that is there and is none of this build's: perhaps a newer one's."""
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What is written as one object. `write_id` is of the write that made it."""
 
@@ -52,6 +56,7 @@ class Documents(Generic[D]):
         """Returns a document; `None` if there is none.
 
         Raises:
+            UnreadableError: it is not what this build writes.
             StoreError: it could not be had.
         """
         known = self.known(name)
@@ -66,7 +71,7 @@ class Documents(Generic[D]):
         try:
             return self._decoder.decode(found.data), found.version
         except msgspec.DecodeError as error:
-            raise StoreError(f"{name}: not what was written: {error}") from error
+            raise UnreadableError(f"{name}: not what was written: {error}") from error
 
     def change(
         self,

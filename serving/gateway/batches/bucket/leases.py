@@ -1,11 +1,13 @@
 """Who goes on with which batch, and what the owner of a batch writes."""
 
+import logging
 import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -15,7 +17,7 @@ from serving.gateway.batches.bucket.answers import in_order, packed, read_ahead
 from serving.gateway.batches.bucket.bucket import BatchBucket
 from serving.gateway.batches.bucket.catalog import Catalog, with_files, without_hidden
 from serving.gateway.batches.bucket.contents import BucketContent
-from serving.gateway.batches.bucket.documents import Known
+from serving.gateway.batches.bucket.documents import Known, UnreadableError
 from serving.gateway.batches.bucket.head import (
     BatchHead,
     changed,
@@ -29,19 +31,31 @@ from serving.gateway.batches.bucket.names import OpenMarker
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 from serving.gateway.batches.store import LeaseLostError
 
+logger = logging.getLogger(__name__)
+
 # A batch that somebody had when it was looked at is looked at again so much later, or when its
 # lease is over: it may have been given back.
 _LOOK_AGAIN_S = 10.0
 # A batch that its catalog does not have is being made, or whoever made it died. Nobody waits for
 # the answer to a request as long.
 _MAKING_S = 600.0
+# A head that this build cannot read is looked at again so much later, and told of again.
+_UNREADABLE_S = 600.0
+
+
+class _Found(StrEnum):
+    """What was found when a batch was looked at."""
+
+    LEASED = "leased"
+    UNREADABLE = "unreadable"  # of a newer build, perhaps, which goes on with it
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Until when a batch is taken to be somebody's."""
+    """Until when a batch is taken to be as it was found."""
 
     tenant: str
+    found: _Found
     until_s: float
 
 
@@ -61,14 +75,19 @@ class BatchLeases:
     def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
         """Leases a batch; see `BatchStore.claim`."""
         for marker in self._candidates(list(self.markers()), now_s):
-            head = self._bucket.head(marker.batch_id)
+            try:
+                head = self._bucket.head(marker.batch_id)
+            except UnreadableError as error:
+                logger.warning("batch_unreadable batch=%s reason=%s", marker.batch_id, error)
+                self._note(marker, _Found.UNREADABLE, now_s + _UNREADABLE_S)
+                continue
             if head is None:
                 if now_s - marker.made_at_s > _MAKING_S:
                     self._bucket.store.delete(marker.name)
             elif head.batch.has_ended:
                 self._bucket.settle(head)
             elif head.until_s > now_s:
-                self._note(marker, min(head.until_s, now_s + _LOOK_AGAIN_S))
+                self._note(marker, _Found.LEASED, min(head.until_s, now_s + _LOOK_AGAIN_S))
             elif head.term or self._is_made(head.batch, marker, now_s):
                 lease = self._claim(marker, owner, now_s, lease_s)
                 if lease is not None:
@@ -224,7 +243,9 @@ class BatchLeases:
         while waiting:
             with self._lock:
                 leased = Counter(
-                    each.tenant for each in self._seen.values() if each.until_s > now_s
+                    each.tenant
+                    for each in self._seen.values()
+                    if each.found is _Found.LEASED and each.until_s > now_s
                 )
             tenant = min(waiting, key=lambda each: (leased[each], waiting[each][-1].name))
             yield waiting[tenant].pop()
@@ -251,14 +272,14 @@ class BatchLeases:
         if found is None:
             return None
         head = found[0]
-        self._note(marker, min(head.until_s, now_s + _LOOK_AGAIN_S))
+        self._note(marker, _Found.LEASED, min(head.until_s, now_s + _LOOK_AGAIN_S))
         if head.change_id != change_id:  # somebody else has claimed it meanwhile
             return None
         return BatchLease(marker.batch_id, owner, head.term, head.until_s)
 
-    def _note(self, marker: OpenMarker, until_s: float) -> None:
+    def _note(self, marker: OpenMarker, found: _Found, until_s: float) -> None:
         with self._lock:
-            self._seen[marker.batch_id] = _Seen(marker.tenant, until_s)
+            self._seen[marker.batch_id] = _Seen(marker.tenant, found, until_s)
 
     def _change(self, lease: BatchLease, decide: Callable[[BatchHead], BatchHead]) -> BatchHead:
         result = self._bucket.heads.change(

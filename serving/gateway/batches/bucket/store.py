@@ -26,8 +26,10 @@ from serving.gateway.batches.bucket.catalog import (
     without_file,
 )
 from serving.gateway.batches.bucket.contents import BucketContent, open_content
+from serving.gateway.batches.bucket.documents import UnreadableError
 from serving.gateway.batches.bucket.head import BatchHead, changed
 from serving.gateway.batches.bucket.leases import BatchLeases
+from serving.gateway.batches.bucket.names import OpenMarker
 from serving.gateway.batches.bucket.sweeps import BucketSweeper
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 from serving.gateway.batches.store import MissingFileError, NewContent, Page, Swept
@@ -160,8 +162,15 @@ class BucketBatchStore:
     def open_batches(self, limit: int) -> list[Batch]:
         """Returns the oldest batches that have not ended."""
         markers = itertools.islice(self._leases.markers(), limit)
-        heads = self._readers.map(lambda each: self._bucket.head(each.batch_id), list(markers))
+        heads = self._readers.map(self._open_head, list(markers))
         return [head.batch for head in heads if head is not None and not head.batch.has_ended]
+
+    def _open_head(self, marker: OpenMarker) -> BatchHead | None:
+        """Returns the head of an open batch; of one that this build cannot read `claim` tells."""
+        try:
+            return self._bucket.head(marker.batch_id)
+        except UnreadableError:
+            return None
 
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
         """Changes a batch, whoever has it; see `BatchStore.change`."""

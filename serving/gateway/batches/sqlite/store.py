@@ -6,6 +6,7 @@ records at most; `sweep` deletes those. Owns the tables. `store` says what each 
 """
 
 import contextlib
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,8 @@ from serving.gateway.batches.store import (
     StoreFullError,
     Swept,
 )
+
+logger = logging.getLogger(__name__)
 
 # How long a writer waits for another one.
 _BUSY_S = 30.0
@@ -207,8 +210,9 @@ class SqliteBatchStore:
 
     def open_batches(self, limit: int) -> list[Batch]:
         """Returns the oldest batches that have not ended."""
-        sql = "SELECT record FROM batches WHERE has_ended = 0 ORDER BY seq LIMIT ?"
-        return [_batch_of(row[0]) for row in self._rows(sql, limit)]
+        sql = "SELECT batch_id, record FROM batches WHERE has_ended = 0 ORDER BY seq LIMIT ?"
+        found = (_readable(*row) for row in self._rows(sql, limit))
+        return [batch for batch in found if batch is not None]
 
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
         """Changes a batch, whoever has it; see `BatchStore.change`."""
@@ -397,6 +401,15 @@ def _insert_answer(database: sqlite3.Connection, lease: BatchLease, answer: Line
 
 def _packed(batch: Batch) -> bytes:
     return msgspec.json.encode(batch)
+
+
+def _readable(batch_id: str, record: bytes) -> Batch | None:
+    """Returns a batch; `None` if this build cannot read it, as one of a newer build."""
+    try:
+        return _batch_of(record)
+    except msgspec.DecodeError as error:
+        logger.warning("batch_unreadable batch=%s reason=%s", batch_id, error)
+        return None
 
 
 def _batch_of(record: bytes) -> Batch:
