@@ -435,6 +435,29 @@ def test_batch_whose_answer_is_lost_comes_once_though_others_write() -> None:
     second.close()
 
 
+@pytest.mark.parametrize("deadly", [1, 2])  # before the catalog is written, and after it
+def test_batch_of_which_it_is_not_known_whether_it_was_made_is_made_once(deadly: int) -> None:
+    kept = KeptInBucket()
+    store = kept.open()
+    add_file(store)
+    calls: list[str] = []
+
+    def interrupt(call: str, name: str) -> None:
+        if name.startswith(names.TENANTS):
+            calls.append(call)
+            if len(calls) == deadly:
+                raise StoreError("no answer")
+
+    kept.bucket.interrupt = interrupt
+    batch = add_batch(store)
+    alive(kept.bucket)
+    assert calls == ["write_if"] * (3 if deadly == 1 else 2)
+    assert store.batches("a", MANY) == [batch]
+    assert len(kept.bucket.list(names.OPEN)) == 1
+    assert claimed(store).batch_id == "b1"
+    store.close()
+
+
 def test_claim_whose_answer_is_lost_is_the_claimers_though_others_write() -> None:
     kept = KeptInBucket()
     first, second = kept.open(), kept.open()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
-from serving.artifacts.object_store.store import StoreError, VersionedStore
+from serving.artifacts.object_store.store import ConflictError, StoreError, VersionedStore
 from serving.gateway.batches.bucket import names
 from serving.gateway.batches.bucket.bucket import BatchBucket
 from serving.gateway.batches.bucket.catalog import (
@@ -138,13 +138,25 @@ class BucketBatchStore:
         self._bucket.heads.change(head, lambda found: found or BatchHead(batch=batch))
         self._bucket.store.put(marker, b"")
         try:
-            self._bucket.catalogs.change(
-                names.catalog_name(batch.tenant),
-                lambda found: with_batch(found or Catalog(tenant=batch.tenant), batch),
-            )
+            self._add_to_catalog(batch)
         except MissingFileError:
             self._bucket.store.delete_all([marker, head])
             raise
+
+    def _add_to_catalog(self, batch: Batch) -> None:
+        name = names.catalog_name(batch.tenant)
+
+        def decided(found: Catalog | None) -> Catalog:
+            return with_batch(found or Catalog(tenant=batch.tenant), batch)
+
+        try:
+            self._bucket.catalogs.change(name, decided)
+        except ConflictError:
+            raise  # it was not written
+        except StoreError:
+            # It may be there, and would be run. A client that heard of a failure would make
+            # another one of the same lines.
+            self._bucket.catalogs.change(name, decided)
 
     def batch(self, tenant: str, batch_id: str) -> Batch | None:
         """Returns a tenant's batch."""
