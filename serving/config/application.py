@@ -223,6 +223,9 @@ class BatchesConfig(_Section):
     max_tenant_bytes: Annotated[int, Field(ge=KIB, le=1024 * GIB)] = 10 * GIB
     """Bytes of the files of one tenant together; an upload beyond is refused with 413. Files of
     answers count, and are never refused."""
+    max_tenant_batches: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """Batches of one tenant that have not ended; one more is refused with 429. All gateways look
+    through those of all tenants each second."""
     file_lifetime_s: Annotated[float, Field(ge=60, le=366 * 86_400)] = 30 * 86_400.0
     """How long files stay, if their client does not say; then they are deleted."""
     batch_lifetime_s: Annotated[float, Field(ge=60, le=10 * 366 * 86_400)] = 90 * 86_400.0

@@ -67,6 +67,21 @@ class StorageFullError(RequestError):
         )
 
 
+class TooManyBatchesError(RequestError):
+    """As many batches of the tenant as may have not ended. It has to wait, or to cancel some."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "too_many_batches"
+
+    def __init__(self, num_open: int, most: float) -> None:
+        super().__init__(num_open, most)
+        self.message = (
+            f"{num_open} of your batches have not ended, of {most:.0f} that may "
+            "(batches.max_tenant_batches); try again when one has, or cancel one."
+        )
+
+
 class TooManyUploadsError(RequestError):
     """As many files come in at this gateway as it takes at once, of all or of a tenant. Retry."""
 

@@ -87,6 +87,7 @@ class BatchLane:
         rules = BatchRules(
             config.max_file_bytes,
             config.max_tenant_bytes,
+            config.max_tenant_batches,
             config.file_lifetime_s,
             config.windows_s,
             gateway.body_timeout_s,

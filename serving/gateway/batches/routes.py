@@ -32,6 +32,7 @@ from serving.gateway.batches.errors import (
     ObjectStateError,
     StorageFullError,
     StoreUnavailableError,
+    TooManyBatchesError,
     UnknownObjectError,
 )
 from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
@@ -45,6 +46,8 @@ from serving.gateway.batches.store import (
     NewContent,
     Page,
     StoreFullError,
+    TenantBounds,
+    TooManyOpenError,
 )
 from serving.gateway.batches.uploads import UploadForm
 from serving.gateway.edge import routes
@@ -67,6 +70,7 @@ class BatchRules:
 
     max_file_bytes: int
     max_tenant_bytes: int
+    max_tenant_batches: int
     file_lifetime_s: float
     windows_s: Mapping[str, float]
     timeout_s: float
@@ -259,7 +263,10 @@ class BatchRoutes:
         check_route(holder, batch.endpoint)
         check_tier(holder, ServiceTier.FLEX)
         try:
-            await self._calls.brief(self._store.add_batch, batch)
+            bounds = TenantBounds(self._rules.max_tenant_batches)
+            await self._calls.brief(self._store.add_batch, batch, bounds)
+        except TooManyOpenError as error:
+            raise TooManyBatchesError(error.num_open, error.most) from error
         except MissingFileError as error:
             raise UnknownObjectError("file", batch.input_file_id, "input_file_id") from error
         self._wake()

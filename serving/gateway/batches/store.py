@@ -6,6 +6,7 @@ changes one hands over a pure function from the batch as it is to the batch as i
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -31,6 +32,14 @@ class StoreFullError(Exception):
         self.num_bytes, self.max_bytes = num_bytes, max_bytes
 
 
+class TooManyOpenError(Exception):
+    """Reports that as many batches of a tenant have not ended as may. Wait, or cancel some."""
+
+    def __init__(self, num_open: int, most: float) -> None:
+        super().__init__(num_open, most)
+        self.num_open, self.most = num_open, most
+
+
 class MissingFileError(Exception):
     """Reports that there is no such file, or no more."""
 
@@ -41,6 +50,16 @@ class FileInUseError(Exception):
     def __init__(self, batch_id: str) -> None:
         super().__init__(batch_id)
         self.batch_id = batch_id
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBounds:
+    """How many batches that have not ended a tenant may have, the one that it makes included."""
+
+    max_open_batches: float = math.inf
+
+
+NO_BOUNDS = TenantBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +159,11 @@ class BatchStore(Protocol):
         """
         ...
 
-    def add_batch(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch, bounds: TenantBounds = NO_BOUNDS) -> None:
         """Takes a new batch in.
 
         Raises:
+            TooManyOpenError: its tenant has as many as it may.
             MissingFileError: its tenant has no such file to read.
         """
         ...

@@ -21,12 +21,15 @@ from serving.gateway.batches.records import (
     validated,
 )
 from serving.gateway.batches.store import (
+    NO_BOUNDS,
     BatchStore,
     FileInUseError,
     LeaseLostError,
     MissingFileError,
     Page,
     StoreFullError,
+    TenantBounds,
+    TooManyOpenError,
 )
 
 from .kept import Kept
@@ -60,14 +63,18 @@ def add_file(
 
 
 def add_batch(
-    store: BatchStore, batch_id: str = "b1", tenant: str = "a", file_id: str = "file-1"
+    store: BatchStore,
+    batch_id: str = "b1",
+    tenant: str = "a",
+    file_id: str = "file-1",
+    bounds: TenantBounds = NO_BOUNDS,
 ) -> Batch:
     if store.file(tenant, file_id) is None:
         add_file(store, file_id, tenant=tenant)
     key = KeyOfBatch("", None)
     made_at_s = next(_TIMES)
     batch = Batch(batch_id, tenant, key, "/v1/completions", file_id, "24h", made_at_s, 24 * HOUR_S)
-    store.add_batch(batch)
+    store.add_batch(batch, bounds)
     return batch
 
 
@@ -151,6 +158,21 @@ def test_batch_needs_a_file_of_its_tenant(store: BatchStore) -> None:
     with pytest.raises(MissingFileError):
         store.add_batch(batch)
     assert store.batches("a", MANY) == []
+
+
+def test_tenant_may_have_so_many_batches_that_have_not_ended(store: BatchStore) -> None:
+    bounds = TenantBounds(max_open_batches=2)
+    for number in range(2):
+        add_batch(store, f"b{number}", bounds=bounds)
+    with pytest.raises(TooManyOpenError):
+        add_batch(store, "b2", bounds=bounds)
+    assert len(store.batches("a", MANY)) == len(store.open_batches(10)) == 2
+    add_batch(store, "other", tenant="b", file_id="file-b", bounds=bounds)
+    lease = claimed(store)
+    store.end(lease, [], lambda batch: batch.enter(BatchStatus.COMPLETED, 3.0))
+    add_batch(store, "b2", bounds=bounds)
+    with pytest.raises(TooManyOpenError):
+        add_batch(store, "b3", bounds=bounds)
 
 
 def test_file_of_a_batch_that_runs_stays(store: BatchStore) -> None:

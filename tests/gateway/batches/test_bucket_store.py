@@ -35,6 +35,8 @@ from serving.gateway.batches.store import (
     LeaseLostError,
     MissingFileError,
     StoreFullError,
+    TenantBounds,
+    TooManyOpenError,
 )
 from tests.artifacts.object_store.memory_store import MemoryStore
 from tests.artifacts.object_store.servers import bucket_at, strict_bucket
@@ -598,6 +600,17 @@ def test_writes_of_which_nothing_is_known_end_the_lease() -> None:
 
 
 # -- few writes --
+
+
+def test_of_a_batch_that_is_refused_nothing_is_written() -> None:
+    kept = KeptInBucket()
+    store = kept.open()
+    add_batch(store)
+    before = dict(kept.bucket.num_writes)
+    with pytest.raises(TooManyOpenError):
+        add_batch(store, "b2", bounds=TenantBounds(max_open_batches=1))
+    assert kept.bucket.num_writes == before
+    store.close()
 
 
 def test_lease_that_is_young_is_not_written_again() -> None:

@@ -1,5 +1,6 @@
 """OpenAI's own client against a gateway's edge: files, batches, tenants, refusals."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -353,6 +354,27 @@ async def test_file_has_bounds(kept: Kept) -> None:
             assert refused.value.code == code
         assert len((await client.files.list()).data) == 1
         assert kept.num_contents() == 1
+
+
+async def test_tenant_may_have_so_many_batches_at_once(kept: Kept) -> None:
+    config = {"max_tenant_batches": 2}
+    async with (
+        gateway_in(kept, Answering(), runs=False, config=config) as gateway,
+        gateway.client() as client,
+    ):
+        ids = [await begin(client, chats(1)) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match=r"2 of your .* of 2 that") as refused:
+            await begin(client, chats(1))
+        assert refused.value.code == "too_many_batches"
+        assert {each.id for each in (await client.batches.list()).data} == set(ids)
+        gateway.start()
+        for batch_id in ids:
+            await ended(client, batch_id)
+        made = None
+        while made is None:  # a bucket's catalog hears of an end a little later
+            with contextlib.suppress(openai.RateLimitError):
+                made = await begin(client, chats(1))
+        assert (await ended(client, made)).status == "completed"
 
 
 async def test_file_expires_when_its_client_says(kept: Kept) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from serving.gateway.batches.sqlite.claims import next_batch
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
 
-from .test_batch_stores import HOUR_S, LIFETIME_S, add_batch, add_file
+from .test_batch_stores import HOUR_S, LIFETIME_S, add_batch, add_file, claimed
 
 
 def test_sweep_leaves_what_is_being_uploaded(tmp_path: Path) -> None:
@@ -69,6 +70,37 @@ def test_database_of_an_earlier_build_is_for_its_user_alone_once_it_is_opened(
     assert set(rights_in(tmp_path).values()) == {0o600, 0o700}
     store.close()
     database.close()
+
+
+def work_of_a_claim(folder: Path, num_open: int) -> int:
+    """The instructions that a claim takes of SQLite among so many batches of which some are leased.
+
+    In hundreds.
+    """
+    store = SqliteBatchStore(folder)
+    for number in range(num_open):
+        add_batch(store, f"b{number}", f"tenant-{number % 4}", f"file-{number % 4}")
+    for _ in range(num_open // 8):
+        claimed(store)
+    store.close()
+    count = 0
+
+    def passed() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    with sqlite3.connect(folder / "batches.sqlite") as database:
+        database.set_progress_handler(passed, 100)
+        assert next_batch(database, 1.0) is not None
+    database.close()
+    return count
+
+
+def test_claim_takes_no_more_than_in_proportion_to_the_open_batches(tmp_path: Path) -> None:
+    few, many = (work_of_a_claim(tmp_path / str(num), num) for num in (80, 640))
+    assert few > 10
+    assert many < 2 * 8 * few
 
 
 def test_record_of_a_newer_build_hides_no_other_batch(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from serving.gateway.batches.records import (
     outcome_of,
     validated,
 )
-from serving.gateway.batches.store import BatchStore, Page
+from serving.gateway.batches.store import BatchStore, Page, TenantBounds
 
 from .kept import KeptInBucket, KeptInFolder
 from .test_batch_stores import LEASE_S, LIFETIME_S, stored_file
@@ -32,6 +32,7 @@ from .test_batch_stores import LEASE_S, LIFETIME_S, stored_file
 # nearly the same.
 TENANT, OTHER = "a", "b"
 MAX_BYTES = 60
+BOUNDS = TenantBounds(max_open_batches=3)
 NUM_LINES = 12
 numbers = st.integers(0, 4)
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class StoresAgree(RuleBasedStateMachine):
         file_id, at_s = self._file_id(number), self.now_s
         self.batch_ids.append(f"b{made}")
         batch = Batch(f"b{made}", TENANT, key, "/v1/x", file_id, "24h", at_s, at_s + 1000.0)
-        self.both(lambda store: store.add_batch(batch))
+        self.both(lambda store: store.add_batch(batch, BOUNDS))
 
     @rule(number=numbers)
     def cancel(self, number: int) -> None:

@@ -21,6 +21,8 @@ from serving.gateway.batches.store import (
     Page,
     StoreFullError,
     Swept,
+    TenantBounds,
+    TooManyOpenError,
 )
 
 
@@ -125,15 +127,19 @@ def with_files(
     )
 
 
-def with_batch(catalog: Catalog, batch: Batch) -> Catalog:
+def with_batch(catalog: Catalog, batch: Batch, bounds: TenantBounds) -> Catalog:
     """Returns it with a new batch; the same if it has had it already.
 
     Raises:
+        TooManyOpenError: as many as may are not known to have ended.
         MissingFileError: it has no such file to read.
     """
     was_there = any(each.record_id == batch.batch_id for each in catalog.gone)
     if was_there or catalog.has_batch(batch.batch_id):
         return catalog
+    num_open = sum(each.is_open for each in catalog.batches)
+    if num_open >= bounds.max_open_batches:
+        raise TooManyOpenError(num_open, bounds.max_open_batches)
     entry = catalog.file(batch.input_file_id)
     if entry is None or entry.is_hidden or entry.file.purpose is not FilePurpose.BATCH:
         raise MissingFileError(batch.input_file_id)

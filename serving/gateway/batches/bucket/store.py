@@ -32,7 +32,15 @@ from serving.gateway.batches.bucket.leases import BatchLeases
 from serving.gateway.batches.bucket.names import OpenMarker
 from serving.gateway.batches.bucket.sweeps import BucketSweeper
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
-from serving.gateway.batches.store import MissingFileError, NewContent, Page, Swept
+from serving.gateway.batches.store import (
+    NO_BOUNDS,
+    MissingFileError,
+    NewContent,
+    Page,
+    Swept,
+    TenantBounds,
+    TooManyOpenError,
+)
 
 # GCS lets one object be written once a second on average, by cloud.google.com/storage/quotas as
 # read in November 2026. A batch's head is written for its answers, its lease and its cost.
@@ -125,12 +133,18 @@ class BucketBatchStore:
 
     # -- batches --
 
-    def add_batch(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch, bounds: TenantBounds = NO_BOUNDS) -> None:
         """Takes a batch in; see `BatchStore.add_batch`.
 
         It is made when the catalog has it. Who claims it looks there, and after a crash before that
         deletes what is left.
         """
+
+        def decided(found: Catalog | None) -> Catalog:
+            return with_batch(found or Catalog(tenant=batch.tenant), batch, bounds)
+
+        # It is decided below; of what is refused now nothing is written.
+        decided(self._bucket.catalog(batch.tenant))
         head, marker = (
             names.head_name(batch.batch_id),
             names.marker_name(batch.created_at_s, batch.tenant, batch.batch_id),
@@ -138,17 +152,13 @@ class BucketBatchStore:
         self._bucket.heads.change(head, lambda found: found or BatchHead(batch=batch))
         self._bucket.store.put(marker, b"")
         try:
-            self._add_to_catalog(batch)
-        except MissingFileError:
+            self._add_to_catalog(batch.tenant, decided)
+        except (MissingFileError, TooManyOpenError):
             self._bucket.store.delete_all([marker, head])
             raise
 
-    def _add_to_catalog(self, batch: Batch) -> None:
-        name = names.catalog_name(batch.tenant)
-
-        def decided(found: Catalog | None) -> Catalog:
-            return with_batch(found or Catalog(tenant=batch.tenant), batch)
-
+    def _add_to_catalog(self, tenant: str, decided: Callable[[Catalog | None], Catalog]) -> None:
+        name = names.catalog_name(tenant)
         try:
             self._bucket.catalogs.change(name, decided)
         except ConflictError:

@@ -25,6 +25,7 @@ from serving.gateway.batches.records import (
     LineAnswer,
     StoredFile,
 )
+from serving.gateway.batches.sqlite.claims import next_batch
 from serving.gateway.batches.sqlite.contents import ContentFolder, FileContent
 from serving.gateway.batches.sqlite.expiry import (
     add_schema,
@@ -34,6 +35,7 @@ from serving.gateway.batches.sqlite.expiry import (
 )
 from serving.gateway.batches.sqlite.private import make_private_database
 from serving.gateway.batches.store import (
+    NO_BOUNDS,
     FileInUseError,
     LeaseLostError,
     MissingFileError,
@@ -41,6 +43,8 @@ from serving.gateway.batches.store import (
     Page,
     StoreFullError,
     Swept,
+    TenantBounds,
+    TooManyOpenError,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,12 +71,6 @@ CREATE TABLE IF NOT EXISTS answers (
 """
 _BATCHES = msgspec.json.Decoder(Batch)
 _FILE_COLUMNS = "file_id, tenant, filename, purpose, num_bytes, created_at_s, expires_at_s"
-# Batches that nobody has go first to the tenants of whom the fewest are worked on.
-_CLAIMABLE = """
-SELECT batch_id, term FROM batches AS b WHERE has_ended = 0 AND until_s <= :now
-ORDER BY (SELECT count(*) FROM batches AS o
-          WHERE o.has_ended = 0 AND o.tenant = b.tenant AND o.until_s > :now), seq LIMIT 1
-"""
 
 
 class SqliteBatchStore:
@@ -181,9 +179,10 @@ class SqliteBatchStore:
 
     # -- batches --
 
-    def add_batch(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch, bounds: TenantBounds = NO_BOUNDS) -> None:
         """Takes a batch in; see `BatchStore.add_batch`."""
         with self._transaction() as database:
+            _check_room(database, batch.tenant, bounds)
             found = database.execute(
                 "SELECT 1 FROM files WHERE tenant = ? AND file_id = ? AND purpose = ?",
                 (batch.tenant, batch.input_file_id, FilePurpose.BATCH),
@@ -227,10 +226,11 @@ class SqliteBatchStore:
     def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
         """Leases a batch; see `BatchStore.claim`."""
         with self._transaction() as database:
-            row = database.execute(_CLAIMABLE, {"now": now_s}).fetchone()
-            if row is None:
+            found = next_batch(database, now_s)
+            if found is None:
                 return None
-            lease = BatchLease(row[0], owner, row[1] + 1, now_s + lease_s)
+            batch_id, term = found
+            lease = BatchLease(batch_id, owner, term + 1, now_s + lease_s)
             database.execute(
                 "UPDATE batches SET owner = ?, term = ?, until_s = ? WHERE batch_id = ?",
                 (owner, lease.term, lease.until_s, lease.batch_id),
@@ -350,6 +350,18 @@ def _insert_file(database: sqlite3.Connection, file: StoredFile) -> None:
             *(file.created_at_s, file.expires_at_s),
         ),
     )
+
+
+def _check_room(database: sqlite3.Connection, tenant: str, bounds: TenantBounds) -> None:
+    """Refuses one more batch of a tenant that has as much as it may.
+
+    Raises:
+        TooManyOpenError: so many have not ended.
+    """
+    sql = "SELECT count(*) FROM batches WHERE tenant = ? AND has_ended = 0"
+    (num_open,) = database.execute(sql, (tenant,)).fetchone()
+    if num_open >= bounds.max_open_batches:
+        raise TooManyOpenError(num_open, bounds.max_open_batches)
 
 
 def _file_of(row: tuple[Any, ...]) -> StoredFile:
