@@ -222,7 +222,7 @@ class BatchesConfig(_Section):
     most."""
     max_tenant_bytes: Annotated[int, Field(ge=KIB, le=1024 * GIB)] = 10 * GIB
     """Bytes of the files of one tenant together; an upload beyond is refused with 413. Files of
-    answers count, and are never refused."""
+    answers count, and are never refused; once they are beyond, new batches are, with 413."""
     max_tenant_batches: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Batches of one tenant that have not ended; one more is refused with 429. All gateways look
     through those of all tenants each second."""

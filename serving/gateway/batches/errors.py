@@ -59,11 +59,11 @@ class StorageFullError(RequestError):
     code = "storage_full"
     param = "file"
 
-    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+    def __init__(self, num_bytes: int, max_bytes: float) -> None:
         super().__init__(num_bytes, max_bytes)
         self.message = (
-            f"Your files have {num_bytes} of the {max_bytes} bytes that they may have together; "
-            "delete some."
+            f"Your files have {num_bytes} of the {max_bytes:.0f} bytes that they may have "
+            "together; delete some."
         )
 
 

@@ -263,10 +263,12 @@ class BatchRoutes:
         check_route(holder, batch.endpoint)
         check_tier(holder, ServiceTier.FLEX)
         try:
-            bounds = TenantBounds(self._rules.max_tenant_batches)
+            bounds = TenantBounds(self._rules.max_tenant_batches, self._rules.max_tenant_bytes)
             await self._calls.brief(self._store.add_batch, batch, bounds)
         except TooManyOpenError as error:
             raise TooManyBatchesError(error.num_open, error.most) from error
+        except StoreFullError as error:
+            raise StorageFullError(error.num_bytes, error.max_bytes) from error
         except MissingFileError as error:
             raise UnknownObjectError("file", batch.input_file_id, "input_file_id") from error
         self._wake()

@@ -27,7 +27,7 @@ class LeaseLostError(Exception):
 class StoreFullError(Exception):
     """Reports that a tenant's files are as large as they may be. Delete some."""
 
-    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+    def __init__(self, num_bytes: int, max_bytes: float) -> None:
         super().__init__(num_bytes, max_bytes)
         self.num_bytes, self.max_bytes = num_bytes, max_bytes
 
@@ -54,9 +54,14 @@ class FileInUseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TenantBounds:
-    """How many batches that have not ended a tenant may have, the one that it makes included."""
+    """What a tenant may have that makes a batch.
+
+    With the new one, `max_open_batches` that have not ended; and `max_bytes` in its files, to which
+    the answers of batches add without being asked.
+    """
 
     max_open_batches: float = math.inf
+    max_bytes: float = math.inf
 
 
 NO_BOUNDS = TenantBounds()
@@ -164,6 +169,7 @@ class BatchStore(Protocol):
 
         Raises:
             TooManyOpenError: its tenant has as many as it may.
+            StoreFullError: the files of its tenant are larger than they may be.
             MissingFileError: its tenant has no such file to read.
         """
         ...

@@ -175,6 +175,21 @@ def test_tenant_may_have_so_many_batches_that_have_not_ended(store: BatchStore) 
         add_batch(store, "b3", bounds=bounds)
 
 
+def test_tenant_whose_answers_are_more_than_its_room_makes_no_batch(store: BatchStore) -> None:
+    add_batch(store)
+    content = store.new_content()
+    content.write(b"x" * 100)
+    out = stored_file("file-out", b"x" * 100, purpose=FilePurpose.BATCH_OUTPUT)
+    store.end(claimed(store), [(out, content)], lambda each: each.enter(BatchStatus.COMPLETED, 3.0))
+    content.discard()
+    with pytest.raises(StoreFullError) as refused:
+        add_batch(store, "b2", bounds=TenantBounds(max_bytes=101))
+    assert (refused.value.num_bytes, refused.value.max_bytes) == (102, 101)
+    assert [each.batch_id for each in store.batches("a", MANY)] == ["b1"]
+    add_batch(store, "b2", bounds=TenantBounds(max_bytes=102))
+    add_batch(store, "b3", "b", "file-b", TenantBounds(max_bytes=101))
+
+
 def test_file_of_a_batch_that_runs_stays(store: BatchStore) -> None:
     add_file(store, "file-1", expires_at_s=10.0)
     add_batch(store)

@@ -377,6 +377,23 @@ async def test_tenant_may_have_so_many_batches_at_once(kept: Kept) -> None:
         assert (await ended(client, made)).status == "completed"
 
 
+async def test_tenant_whose_answers_fill_its_room_makes_no_batch(kept: Kept) -> None:
+    config = {"max_file_bytes": 2000, "max_tenant_bytes": 2000}
+    async with (
+        gateway_in(kept, Answering(), config=config) as gateway,
+        gateway.client() as client,
+    ):
+        file_id = await upload(client, chats(10))
+        asked = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        batch = await ended(client, (await client.batches.create(**asked)).id)
+        assert batch.status == "completed"
+        with pytest.raises(openai.APIStatusError, match="delete some") as refused:
+            await client.batches.create(**asked)
+        assert (refused.value.status_code, refused.value.code) == (413, "storage_full")
+        await client.files.delete(batch.output_file_id)
+        await client.batches.create(**asked)
+
+
 async def test_file_expires_when_its_client_says(kept: Kept) -> None:
     async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
         file = await client.files.create(

@@ -32,7 +32,7 @@ from .test_batch_stores import LEASE_S, LIFETIME_S, stored_file
 # nearly the same.
 TENANT, OTHER = "a", "b"
 MAX_BYTES = 60
-BOUNDS = TenantBounds(max_open_batches=3)
+BOUNDS = TenantBounds(max_open_batches=3, max_bytes=MAX_BYTES)
 NUM_LINES = 12
 numbers = st.integers(0, 4)
 T = TypeVar("T")

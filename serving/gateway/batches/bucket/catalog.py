@@ -72,6 +72,11 @@ class Catalog(Document, frozen=True, kw_only=True):
     batches: tuple[BatchEntry, ...] = ()
     gone: tuple[GoneEntry, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all its files."""
+        return sum(each.file.num_bytes for each in self.files)
+
     def file(self, file_id: str) -> FileEntry | None:
         """Returns a file; `None` if there is none."""
         return next((each for each in self.files if each.file.file_id == file_id), None)
@@ -108,10 +113,9 @@ def with_files(
     files = [each for each in files if each[1] not in catalog.content_ids()]
     if not files:
         return catalog
-    if max_bytes is not None:
-        num_bytes = sum(each.file.num_bytes for each in catalog.files)
-        if num_bytes + sum(file.num_bytes for file, _ in files) > max_bytes:
-            raise StoreFullError(num_bytes, max_bytes)
+    num_added = sum(file.num_bytes for file, _ in files)
+    if max_bytes is not None and catalog.num_bytes + num_added > max_bytes:
+        raise StoreFullError(catalog.num_bytes, max_bytes)
     entries = tuple(
         FileEntry(
             file=file,
@@ -132,6 +136,7 @@ def with_batch(catalog: Catalog, batch: Batch, bounds: TenantBounds) -> Catalog:
 
     Raises:
         TooManyOpenError: as many as may are not known to have ended.
+        StoreFullError: its files are larger than they may be.
         MissingFileError: it has no such file to read.
     """
     was_there = any(each.record_id == batch.batch_id for each in catalog.gone)
@@ -140,6 +145,8 @@ def with_batch(catalog: Catalog, batch: Batch, bounds: TenantBounds) -> Catalog:
     num_open = sum(each.is_open for each in catalog.batches)
     if num_open >= bounds.max_open_batches:
         raise TooManyOpenError(num_open, bounds.max_open_batches)
+    if catalog.num_bytes > bounds.max_bytes:
+        raise StoreFullError(catalog.num_bytes, bounds.max_bytes)
     entry = catalog.file(batch.input_file_id)
     if entry is None or entry.is_hidden or entry.file.purpose is not FilePurpose.BATCH:
         raise MissingFileError(batch.input_file_id)

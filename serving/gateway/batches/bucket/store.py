@@ -37,6 +37,7 @@ from serving.gateway.batches.store import (
     MissingFileError,
     NewContent,
     Page,
+    StoreFullError,
     Swept,
     TenantBounds,
     TooManyOpenError,
@@ -153,7 +154,7 @@ class BucketBatchStore:
         self._bucket.store.put(marker, b"")
         try:
             self._add_to_catalog(batch.tenant, decided)
-        except (MissingFileError, TooManyOpenError):
+        except (MissingFileError, StoreFullError, TooManyOpenError):
             self._bucket.store.delete_all([marker, head])
             raise
 

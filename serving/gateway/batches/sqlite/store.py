@@ -113,11 +113,9 @@ class SqliteBatchStore:
         written = _written(content)
         self._contents.keep(written, file.file_id)
         with self._transaction() as database:
-            row = database.execute(
-                "SELECT coalesce(sum(num_bytes), 0) FROM files WHERE tenant = ?", (file.tenant,)
-            ).fetchone()
-            if row[0] + file.num_bytes > max_tenant_bytes:
-                raise StoreFullError(row[0], max_tenant_bytes)
+            num_bytes = _num_bytes(database, file.tenant)
+            if num_bytes + file.num_bytes > max_tenant_bytes:
+                raise StoreFullError(num_bytes, max_tenant_bytes)
             _insert_file(database, file)
         written.belongs()
 
@@ -357,11 +355,22 @@ def _check_room(database: sqlite3.Connection, tenant: str, bounds: TenantBounds)
 
     Raises:
         TooManyOpenError: so many have not ended.
+        StoreFullError: its files are larger than they may be.
     """
     sql = "SELECT count(*) FROM batches WHERE tenant = ? AND has_ended = 0"
     (num_open,) = database.execute(sql, (tenant,)).fetchone()
     if num_open >= bounds.max_open_batches:
         raise TooManyOpenError(num_open, bounds.max_open_batches)
+    num_bytes = _num_bytes(database, tenant)
+    if num_bytes > bounds.max_bytes:
+        raise StoreFullError(num_bytes, bounds.max_bytes)
+
+
+def _num_bytes(database: sqlite3.Connection, tenant: str) -> int:
+    """Returns the bytes of all files of a tenant."""
+    sql = "SELECT coalesce(sum(num_bytes), 0) FROM files WHERE tenant = ?"
+    num_bytes: int = database.execute(sql, (tenant,)).fetchone()[0]
+    return num_bytes
 
 
 def _file_of(row: tuple[Any, ...]) -> StoredFile:
