@@ -3,7 +3,7 @@
     validating ─> in_progress ─> finalizing ─> completed, or expired if lines are left
         │  │           │
         │  └───────────┴─> cancelling ─> cancelled
-        └─> failed, or expired before anybody has read it
+        └─> failed, or expired before anybody has read it; cancelled if nobody has it
 
 Does not own how they are kept (`store`), nor what clients see of them (`answers`). Times are Unix
 seconds. The names of states and codes are OpenAI's, by the types of its Python client 2.x as read
@@ -269,8 +269,11 @@ def finalizing(batch: Batch, now_s: float) -> Batch:
     return batch.enter(BatchStatus.FINALIZING, now_s)
 
 
-def cancelled(batch: Batch, now_s: float) -> Batch:
+def cancelled(batch: Batch, now_s: float, *, is_free: bool = False) -> Batch:
     """Returns a batch that a client has cancelled; the files of one that ends are written anyway.
+
+    One of which nothing was read yet has none. If it `is_free`, leased by nobody, there is no owner
+    to stop either, and it has ended.
 
     Raises:
         ValueError: it has ended.
@@ -279,7 +282,10 @@ def cancelled(batch: Batch, now_s: float) -> Batch:
         raise ValueError(f"it is {batch.status}")
     if batch.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING):
         return batch
-    return batch.enter(BatchStatus.CANCELLING, now_s)
+    cancelling = batch.enter(BatchStatus.CANCELLING, now_s)
+    if is_free and batch.status is BatchStatus.VALIDATING:
+        return cancelling.enter(BatchStatus.CANCELLED, now_s)
+    return cancelling
 
 
 def outcome_of(batch: Batch) -> BatchStatus:

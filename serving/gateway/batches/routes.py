@@ -35,7 +35,7 @@ from serving.gateway.batches.errors import (
     TooManyBatchesError,
     UnknownObjectError,
 )
-from serving.gateway.batches.records import FilePurpose, StoredFile, cancelled, tenant_of
+from serving.gateway.batches.records import Batch, FilePurpose, StoredFile, cancelled, tenant_of
 from serving.gateway.batches.requests import ListBounds, new_batch, page_of, part_of_file
 from serving.gateway.batches.running.job import new_file_id
 from serving.gateway.batches.running.threads import StoreCalls, to_its_end
@@ -290,15 +290,22 @@ class BatchRoutes:
     async def _cancel(self, batch_id: str, tenant: str) -> Response:
         now_s = self._now_s()
         try:
-            batch = await self._calls.brief(
-                self._store.change, tenant, batch_id, lambda each: cancelled(each, now_s)
-            )
+            batch = await self._calls.brief(self._cancelled, batch_id, tenant, now_s)
         except ValueError as error:
             raise ObjectStateError(f"{batch_id} cannot be cancelled: {error}.") from error
         if batch is None:
             raise UnknownObjectError("batch", batch_id)
         self._wake()
         return JSONResponse(batch_json(batch))
+
+    def _cancelled(self, batch_id: str, tenant: str, now_s: float) -> Batch | None:
+        """Cancels a batch; one that somebody leases meanwhile is left to its owner to end."""
+        free = self._store.change_free(
+            tenant, batch_id, now_s, lambda each: cancelled(each, now_s, is_free=True)
+        )
+        if free is not None:
+            return free
+        return self._store.change(tenant, batch_id, lambda each: cancelled(each, now_s))
 
 
 def _listed(found: list[dict[str, Any]], page: Page) -> Response:

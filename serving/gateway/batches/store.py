@@ -196,6 +196,15 @@ class BatchStore(Protocol):
         """
         ...
 
+    def change_free(
+        self, tenant: str, batch_id: str, now_s: float, decide: Callable[[Batch], Batch]
+    ) -> Batch | None:
+        """Changes a batch that nobody has leased; `None` if somebody has, or there is none.
+
+        `decide` may end it, if it has no answers. What it raises is raised, and nothing is changed.
+        """
+        ...
+
     def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
         """Leases a batch that has not ended and that nobody has; `None` if there is none.
 

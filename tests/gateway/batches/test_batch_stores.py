@@ -205,6 +205,38 @@ def test_file_of_a_batch_that_runs_stays(store: BatchStore) -> None:
     assert store.file("a", "file-1") is None
 
 
+def free(batch: Batch) -> Batch:
+    return cancelled(batch, 1.0, is_free=True)
+
+
+def test_batch_that_nobody_has_read_is_cancelled_at_once(store: BatchStore) -> None:
+    add_batch(store)
+    ended = store.change_free("a", "b1", 0.0, free)
+    assert ended is not None
+    assert list(ended.entered) == ["cancelling", "cancelled"]
+    assert store.batch("a", "b1") == ended
+    assert store.open_batches(10) == []
+    assert store.claim("gw-1", 1.0, LEASE_S) is None
+    assert store.delete_file("a", "file-1", 1.0)
+    with pytest.raises(ValueError, match="it is cancelled"):
+        store.change_free("a", "b1", 0.0, free)
+    assert store.change_free("b", "b1", 0.0, free) is None
+
+
+def test_batch_that_somebody_has_is_not_free(store: BatchStore) -> None:
+    batch = add_batch(store)
+    lease = claimed(store)
+    assert store.change_free("a", "b1", LEASE_S - 1, free) is None
+    assert store.batch("a", "b1") == batch
+    store.change_leased(lease, to(validated, 2, ()))
+    store.add_answers(lease, [good(1, b"one")])
+    store.release(lease)
+    changed = store.change_free("a", "b1", LEASE_S - 1, free)
+    assert changed is not None
+    assert changed.status is BatchStatus.CANCELLING  # what was answered is written by its owner
+    assert store.answered_lines("b1") == {1}
+
+
 def test_batch_has_one_owner_at_a_time(store: BatchStore) -> None:
     add_batch(store)
     first = claimed(store, "gw-1", now_s=0.0)

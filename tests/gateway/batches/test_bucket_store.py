@@ -274,6 +274,22 @@ def test_batch_that_ended_over_a_death_is_settled_by_who_looks_for_work() -> Non
     other.close()
 
 
+def test_batch_that_is_cancelled_over_a_death_is_settled_by_who_looks_for_work() -> None:
+    def cancel(store: BatchStore, _: Any) -> None:
+        store.change_free("a", "b1", 0.0, lambda each: cancelled(each, 1.0, is_free=True))
+
+    for kept, _, is_whole in each_death(add_batch, cancel):
+        store = kept.open()
+        batch = store.batch("a", "b1")
+        assert batch is not None
+        assert batch.has_ended or not is_whole
+        assert (store.claim("gw-2", 1.0, LEASE_S) is None) == batch.has_ended
+        if batch.has_ended:
+            assert kept.bucket.list(names.OPEN) == []
+            assert store.delete_file("a", "file-1", 1.0)
+        store.close()
+
+
 # -- writers that meet --
 
 

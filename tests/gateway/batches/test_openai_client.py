@@ -206,6 +206,17 @@ async def test_cancelled_batch_stops_and_keeps_what_it_has(kept: Kept) -> None:
             await client.batches.cancel(batch_id)
 
 
+async def test_batch_that_nobody_works_on_is_cancelled_at_once(kept: Kept) -> None:
+    async with gateway_in(kept, Answering(), runs=False) as gateway, gateway.client() as client:
+        batch_id = await begin(client, chats(3))
+        batch = await client.batches.cancel(batch_id)
+        assert batch.status == "cancelled"
+        assert batch == await client.batches.retrieve(batch_id)
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        assert batch.cancelling_at == batch.cancelled_at
+        assert (await client.files.delete(batch.input_file_id)).deleted
+
+
 async def test_files_and_batches_are_of_the_tenant(kept: Kept) -> None:
     keys = keys_of(*TENANTS)
     async with (

@@ -122,6 +122,15 @@ class StoresAgree(RuleBasedStateMachine):
             )
         )
 
+    @rule(number=numbers)
+    def cancel_free(self, number: int) -> None:
+        batch_id, now_s = _at(self.batch_ids, number), self.now_s
+        self.both(
+            lambda store: store.change_free(
+                TENANT, batch_id, now_s, lambda each: cancelled(each, now_s, is_free=True)
+            )
+        )
+
     @rule(owner=st.sampled_from(["gw-1", "gw-2"]))
     def claim(self, owner: str) -> None:
         self._tick()

@@ -205,6 +205,27 @@ class BucketBatchStore:
         )
         return None if result is None else result[0].batch
 
+    def change_free(
+        self, tenant: str, batch_id: str, now_s: float, decide: Callable[[Batch], Batch]
+    ) -> Batch | None:
+        """Changes a batch that nobody has; see `BatchStore.change_free`."""
+        if self.batch(tenant, batch_id) is None:
+            return None
+        is_free = False
+
+        def decided(head: BatchHead | None) -> BatchHead | None:
+            nonlocal is_free
+            is_free = head is not None and head.until_s <= now_s
+            return changed(head, decide) if head is not None and is_free else None
+
+        result = self._bucket.heads.change(names.head_name(batch_id), decided)
+        if result is None or not is_free:
+            return None
+        head = result[0]
+        if head.batch.has_ended:
+            self._bucket.settle(head)
+        return head.batch
+
     # -- by the owner of a batch --
 
     def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:

@@ -219,6 +219,15 @@ class SqliteBatchStore:
             ).fetchone()
             return None if row is None else _update(database, decide(_batch_of(row[0])))
 
+    def change_free(
+        self, tenant: str, batch_id: str, now_s: float, decide: Callable[[Batch], Batch]
+    ) -> Batch | None:
+        """Changes a batch that nobody has; see `BatchStore.change_free`."""
+        sql = "SELECT record FROM batches WHERE tenant = ? AND batch_id = ? AND until_s <= ?"
+        with self._transaction() as database:
+            row = database.execute(sql, (tenant, batch_id, now_s)).fetchone()
+            return None if row is None else _update(database, decide(_batch_of(row[0])))
+
     # -- by the owner of a batch --
 
     def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
