@@ -248,7 +248,10 @@ class BatchesConfig(_Section):
     """How long a batch may take; a client names one of these. What is not answered by then is
     not."""
     batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
-    """Batches that one gateway works on."""
+    """Batches that one gateway works on. Beyond those it begins one of each tenant of whom no
+    gateway works on any: as many again at most, one at least, and else as far as half of
+    `gateway.max_waiting_requests` has room for `lines_in_flight` of each. Two more it reads, or
+    ends."""
     lines_in_flight: Annotated[int, Field(ge=1, le=1024)] = limits.BATCH_LINES_IN_FLIGHT
     """Lines of one batch that are asked at once, at first. Then, for a model with `objectives`, as
     many as make the steps of its engines take 0.7 of `objectives.tpot_s`; for another one more,

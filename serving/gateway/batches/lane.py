@@ -22,6 +22,7 @@ from serving.gateway.batches.running.runner import (
     NO_OTHERS,
     BatchRunner,
     OthersWork,
+    most_leased,
 )
 from serving.gateway.batches.running.threads import LaneThreads
 from serving.gateway.batches.sqlite.store import SqliteBatchStore
@@ -63,7 +64,7 @@ class BatchLane:
     ) -> None:
         """Makes the lane of a store, which it closes; `owner` is the gateway's id."""
         self._store = store
-        self._threads = LaneThreads(config.batches_at_once)
+        self._threads = LaneThreads(most_leased(config.batches_at_once))
         self._settings = JobSettings(
             LineLimits(config.max_lines, gateway.max_body_bytes),
             config.lines_in_flight,

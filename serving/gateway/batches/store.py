@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import BinaryIO, Protocol
 
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
@@ -74,6 +75,14 @@ class Page:
     limit: int
     after: str | None = None
     is_oldest_first: bool = False
+
+
+class Claim(StrEnum):
+    """Which of the batches that nobody has are claimed."""
+
+    ANY = "any"
+    OF_NEW_TENANT = "of_new_tenant"  # of a tenant of whom nobody has a batch
+    WITHOUT_LINES = "without_lines"  # no line is to be asked now: it has to be read, or ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +214,13 @@ class BatchStore(Protocol):
         """
         ...
 
-    def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
+    def claim(
+        self, owner: str, now_s: float, lease_s: float, which: Claim = Claim.ANY
+    ) -> BatchLease | None:
         """Leases a batch that has not ended and that nobody has; `None` if there is none.
 
-        Of the tenants with the fewest leased batches, and of these batches the oldest.
+        Of the tenants with the fewest leased batches, and of these batches the one whose window is
+        over first.
         """
         ...
 

@@ -23,6 +23,7 @@ from serving.gateway.batches.records import (
 from serving.gateway.batches.store import (
     NO_BOUNDS,
     BatchStore,
+    Claim,
     FileInUseError,
     LeaseLostError,
     MissingFileError,
@@ -68,12 +69,13 @@ def add_batch(
     tenant: str = "a",
     file_id: str = "file-1",
     bounds: TenantBounds = NO_BOUNDS,
+    expires_at_s: float = 24 * HOUR_S,
 ) -> Batch:
     if store.file(tenant, file_id) is None:
         add_file(store, file_id, tenant=tenant)
     key = KeyOfBatch("", None)
     made_at_s = next(_TIMES)
-    batch = Batch(batch_id, tenant, key, "/v1/completions", file_id, "24h", made_at_s, 24 * HOUR_S)
+    batch = Batch(batch_id, tenant, key, "/v1/completions", file_id, "24h", made_at_s, expires_at_s)
     store.add_batch(batch, bounds)
     return batch
 
@@ -86,8 +88,10 @@ def bad(line: int, record: bytes, usage: TokenUsage = NO_USAGE) -> LineAnswer:
     return LineAnswer(line, is_failure=True, record=record, usage=usage)
 
 
-def claimed(store: BatchStore, owner: str = "gw-1", now_s: float = 0.0) -> BatchLease:
-    lease = store.claim(owner, now_s, LEASE_S)
+def claimed(
+    store: BatchStore, owner: str = "gw-1", now_s: float = 0.0, which: Claim = Claim.ANY
+) -> BatchLease:
+    lease = store.claim(owner, now_s, LEASE_S, which)
     assert lease is not None
     return lease
 
@@ -273,6 +277,63 @@ def test_tenant_with_the_fewest_batches_at_work_is_next(store: BatchStore) -> No
         add_batch(store, f"a{number}")
     add_batch(store, "b0", tenant="b", file_id="file-b")
     assert [claimed(store).batch_id for _ in range(4)] == ["a0", "b0", "a1", "a2"]
+
+
+def test_batch_whose_window_is_over_first_is_next_of_a_tenants(store: BatchStore) -> None:
+    for number, hours in enumerate((3, 1, 2)):
+        add_batch(store, f"a{number}", expires_at_s=hours * HOUR_S)
+    add_batch(store, "b0", "b", "file-b", expires_at_s=9 * HOUR_S)
+    assert [claimed(store).batch_id for _ in range(4)] == ["a1", "b0", "a2", "a0"]
+
+
+def test_tenant_is_new_while_nobody_has_a_batch_of_it(store: BatchStore, kept: Kept) -> None:
+    for number in range(2):
+        add_batch(store, f"a{number}")
+        add_batch(store, f"b{number}", "b", "file-b")
+    lease = claimed(store)
+    assert lease.batch_id == "a0"
+    assert claimed(store, which=Claim.OF_NEW_TENANT).batch_id == "b0"
+    assert store.claim("gw-1", 0.0, LEASE_S, Claim.OF_NEW_TENANT) is None
+    # Also of a lease that is lengthened, and though the next one is more urgent.
+    add_batch(store, "urgent", expires_at_s=HOUR_S)
+    store.renew(lease, LEASE_S - 1, LEASE_S, FREE)
+    assert claimed(store, now_s=LEASE_S + 1, which=Claim.OF_NEW_TENANT).batch_id == "b0"
+    assert store.claim("gw-1", LEASE_S + 1, LEASE_S, Claim.OF_NEW_TENANT) is None
+    store.release(lease)
+    assert claimed(store, now_s=LEASE_S + 1, which=Claim.OF_NEW_TENANT).batch_id == "urgent"
+
+
+def test_batch_without_lines_to_ask_is_to_be_read_or_ended(store: BatchStore) -> None:
+    def claim(now_s: float = 0.0) -> BatchLease | None:
+        return store.claim("gw-1", now_s, LEASE_S, Claim.WITHOUT_LINES)
+
+    add_batch(store)
+    lease = claim()  # it is not read yet
+    assert lease is not None
+    store.change_leased(lease, to(validated, 1, ()))
+    store.release(lease)
+    assert claim() is None
+    assert claim(24 * HOUR_S) is not None  # its window is over
+    later_s = 25 * HOUR_S
+    assert claim(later_s) is not None
+    add_batch(store, "b2", expires_at_s=99 * HOUR_S)
+    lease = claimed(store, now_s=later_s)
+    store.change_leased(lease, to(validated, 1, ()))
+    store.release(lease)
+    assert claim(later_s) is None
+    store.change("a", "b2", to(cancelled))
+    lease = claim(later_s)
+    assert lease is not None
+    assert lease.batch_id == "b2"
+
+
+def test_batch_whose_lines_are_all_answered_is_to_be_ended(store: BatchStore) -> None:
+    add_batch(store)
+    lease = claimed(store)
+    store.change_leased(lease, to(validated, 1, ()))
+    store.add_answers(lease, [good(1, b"one")])
+    store.release(lease)
+    assert store.claim("gw-2", 0.0, LEASE_S, Claim.WITHOUT_LINES) is not None
 
 
 def test_open_batches_are_those_of_all_tenants_that_have_not_ended(store: BatchStore) -> None:

@@ -13,7 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.artifacts.object_store.store import ConflictError, StoreError, VersionedStore
+from serving.artifacts.object_store.store import (
+    ConflictError,
+    StoreError,
+    VersionedObject,
+    VersionedStore,
+)
 from serving.gateway.batches.bucket import names
 from serving.gateway.batches.bucket.answers import in_order, packed
 from serving.gateway.batches.bucket.documents import Document, Documents
@@ -28,9 +33,11 @@ from serving.gateway.batches.records import (
     KeyOfBatch,
     LineAnswer,
     cancelled,
+    validated,
 )
 from serving.gateway.batches.store import (
     BatchStore,
+    Claim,
     FileInUseError,
     LeaseLostError,
     MissingFileError,
@@ -613,6 +620,54 @@ def test_writes_of_which_nothing_is_known_end_the_lease() -> None:
     records = [each.record for each in store.answers("b1")]
     assert records == [b"one", b"two again"]
     store.close()
+
+
+def test_batch_that_an_earlier_build_made_is_worked_on_and_leaves_nothing() -> None:
+    kept = KeptInBucket()
+    store = kept.open()
+    batch = add_batch(store)
+    (marker,) = kept.bucket.list(names.OPEN)
+    kept.bucket.delete(marker.name)
+    made_ms = round(batch.created_at_s * 1000)
+    kept.bucket.put(f"open/{made_ms:015d}-{names.digest_of('a')}-b1", b"")
+    assert [each.batch_id for each in store.open_batches(10)] == ["b1"]
+    _end(store, begun(store))
+    assert store.claim("gw-1", LATER_S, LEASE_S) is None
+    assert kept.bucket.list(names.OPEN) == []
+    store.close()
+
+
+class _CountedReads(MemoryStore):
+    num_reads = 0
+
+    def read(self, name: str) -> VersionedObject:
+        self.num_reads += 1
+        return super().read(name)
+
+
+def test_batches_that_wait_are_not_read_by_each_look_for_those_without_lines() -> None:
+    bucket = _CountedReads()
+    store, other = (BucketBatchStore(bucket, write_interval_s=0.0) for _ in range(2))
+    for number in range(3):
+        add_batch(store, f"b{number}")
+        lease = claimed(store, which=Claim.WITHOUT_LINES)
+        store.change_leased(lease, to(validated, 9, ()))
+        store.release(lease)
+
+    def claim(at: BatchStore, now_s: float) -> BatchLease | None:
+        return at.claim("gw-1", now_s, LEASE_S, Claim.WITHOUT_LINES)
+
+    assert claim(other, 1.0) is None
+    before = bucket.num_reads
+    assert claim(other, 2.0) is None
+    assert bucket.num_reads == before
+    store.change("a", "b2", to(cancelled))
+    assert claim(store, 2.0) is not None
+    store.change("a", "b1", to(cancelled))
+    assert claim(other, 3.0) is None
+    assert claim(other, HOUR_S) is not None  # in the end also one of which the other was told
+    store.close()
+    other.close()
 
 
 # -- few writes --

@@ -23,7 +23,7 @@ from serving.gateway.batches.records import (
     outcome_of,
     validated,
 )
-from serving.gateway.batches.store import BatchStore, Page, TenantBounds
+from serving.gateway.batches.store import BatchStore, Claim, Page, TenantBounds
 
 from .kept import KeptInBucket, KeptInFolder
 from .test_batch_stores import LEASE_S, LIFETIME_S, stored_file
@@ -104,13 +104,13 @@ class StoresAgree(RuleBasedStateMachine):
 
         self.both(content)
 
-    @rule(number=numbers)
-    def make(self, number: int) -> None:
+    @rule(number=numbers, window_s=st.sampled_from([1000.0, 500.0]))
+    def make(self, number: int, window_s: float = 1000.0) -> None:
         made = self._tick()
         key = KeyOfBatch("", None)
         file_id, at_s = self._file_id(number), self.now_s
         self.batch_ids.append(f"b{made}")
-        batch = Batch(f"b{made}", TENANT, key, "/v1/x", file_id, "24h", at_s, at_s + 1000.0)
+        batch = Batch(f"b{made}", TENANT, key, "/v1/x", file_id, "24h", at_s, at_s + window_s)
         self.both(lambda store: store.add_batch(batch, BOUNDS))
 
     @rule(number=numbers)
@@ -131,10 +131,10 @@ class StoresAgree(RuleBasedStateMachine):
             )
         )
 
-    @rule(owner=st.sampled_from(["gw-1", "gw-2"]))
-    def claim(self, owner: str) -> None:
+    @rule(owner=st.sampled_from(["gw-1", "gw-2"]), which=st.sampled_from(Claim))
+    def claim(self, owner: str, which: Claim = Claim.ANY) -> None:
         self._tick()
-        kind, lease = self.both(lambda store: store.claim(owner, self.now_s, LEASE_S))
+        kind, lease = self.both(lambda store: store.claim(owner, self.now_s, LEASE_S, which))
         if kind == "came" and lease is not None:
             self.leases.append(lease)
 
@@ -230,7 +230,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.both(lambda store: store.files(tenant, page(self.file_ids)))
         self.both(lambda store: store.files(tenant, page(self.file_ids), "batch_output"))
         self.both(lambda store: store.batches(tenant, page(self.batch_ids)))
-        self.both(lambda store: store.open_batches(limit))
+        self.both(lambda store: {each.batch_id for each in store.open_batches(100)})
 
     @rule()
     def look_at_all(self) -> None:

@@ -7,6 +7,7 @@ from serving.gateway.batches.bucket import names
 from serving.gateway.batches.bucket.catalog import Catalog, FileEntry, settled
 from serving.gateway.batches.bucket.documents import Documents
 from serving.gateway.batches.bucket.head import BatchHead
+from serving.gateway.batches.bucket.names import OpenMarker
 
 
 class BatchBucket:
@@ -23,6 +24,11 @@ class BatchBucket:
         while page := self.store.list_from(folder, after):
             after = page[-1].name
             yield from page
+
+    def open_markers(self) -> list[OpenMarker]:
+        """Returns the open batches, those first whose window is over first."""
+        markers = (names.marker_of(each.name) for each in self.objects(names.OPEN))
+        return [marker for marker in markers if marker is not None]
 
     def catalog(self, tenant: str) -> Catalog:
         """Returns what a tenant has."""
@@ -58,4 +64,4 @@ class BatchBucket:
         answers = self.store.list(names.answers_folder(batch.batch_id))
         self.store.delete_all([each.name for each in answers])
         # The last step: as long as it is there, somebody looks after the batch.
-        self.store.delete(names.marker_name(batch.created_at_s, batch.tenant, batch.batch_id))
+        self.store.delete(names.marker_name(batch))

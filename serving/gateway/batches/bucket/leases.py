@@ -1,13 +1,10 @@
-"""Who goes on with which batch, and what the owner of a batch writes."""
+"""What the owner of a batch in a bucket writes. Does not own who that is (`claims`)."""
 
-import logging
 import threading
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 
@@ -17,82 +14,29 @@ from serving.gateway.batches.bucket.answers import in_order, packed, read_ahead
 from serving.gateway.batches.bucket.bucket import BatchBucket
 from serving.gateway.batches.bucket.catalog import Catalog, with_files, without_hidden
 from serving.gateway.batches.bucket.contents import BucketContent
-from serving.gateway.batches.bucket.documents import Known, UnreadableError
+from serving.gateway.batches.bucket.documents import Known
 from serving.gateway.batches.bucket.head import (
     BatchHead,
     changed,
     check_lease,
-    claimed,
     released,
     renewed,
     with_answers,
 )
-from serving.gateway.batches.bucket.names import OpenMarker
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 from serving.gateway.batches.store import LeaseLostError
 
-logger = logging.getLogger(__name__)
-
-# A batch that somebody had when it was looked at is looked at again so much later, or when its
-# lease is over: it may have been given back.
-_LOOK_AGAIN_S = 10.0
-# A batch that its catalog does not have is being made, or whoever made it died. Nobody waits for
-# the answer to a request as long.
-_MAKING_S = 600.0
-# A head that this build cannot read is looked at again so much later, and told of again.
-_UNREADABLE_S = 600.0
-
-
-class _Found(StrEnum):
-    """What was found when a batch was looked at."""
-
-    LEASED = "leased"
-    UNREADABLE = "unreadable"  # of a newer build, perhaps, which goes on with it
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Until when a batch is taken to be as it was found."""
-
-    tenant: str
-    found: _Found
-    until_s: float
-
 
 class BatchLeases:
-    """Leases of the batches in a bucket. Used from any thread."""
+    """Writes under the leases of batches in a bucket. Used from any thread."""
 
     def __init__(self, bucket: BatchBucket) -> None:
         self._bucket = bucket
-        self._lock = threading.Lock()
-        self._seen: dict[str, _Seen] = {}
         # As this process wrote them last, so that the next write needs no reading.
         self._written: dict[str, Known[BatchHead]] = {}
         self._answer_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         # Of these it is not known what was written: they are given up, and their terms with them.
         self._lost: set[tuple[str, int]] = set()
-
-    def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
-        """Leases a batch; see `BatchStore.claim`."""
-        for marker in self._candidates(list(self.markers()), now_s):
-            try:
-                head = self._bucket.head(marker.batch_id)
-            except UnreadableError as error:
-                logger.warning("batch_unreadable batch=%s reason=%s", marker.batch_id, error)
-                self._note(marker, _Found.UNREADABLE, now_s + _UNREADABLE_S)
-                continue
-            if head is None:
-                if now_s - marker.made_at_s > _MAKING_S:
-                    self._bucket.store.delete(marker.name)
-            elif head.batch.has_ended:
-                self._bucket.settle(head)
-            elif head.until_s > now_s:
-                self._note(marker, _Found.LEASED, min(head.until_s, now_s + _LOOK_AGAIN_S))
-            elif head.term or self._is_made(head.batch, marker, now_s):
-                lease = self._claim(marker, owner, now_s, lease_s)
-                if lease is not None:
-                    return lease
-        return None
 
     def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
         """Lengthens a lease; see `BatchStore.renew`."""
@@ -104,8 +48,6 @@ class BatchLeases:
 
     def release(self, lease: BatchLease) -> None:
         """Gives a batch back, if it is still the lease's."""
-        with self._lock:
-            self._seen.pop(lease.batch_id, None)
         self._forget(lease)
         self._bucket.heads.change(
             names.head_name(lease.batch_id),
@@ -220,66 +162,10 @@ class BatchLeases:
         self._end(lease, head)
         return head.batch
 
-    def markers(self) -> Iterator[OpenMarker]:
-        """Returns the open batches, the oldest first."""
-        markers = (names.marker_of(each.name) for each in self._bucket.objects(names.OPEN))
-        return (marker for marker in markers if marker is not None)
-
-    def _candidates(self, markers: Sequence[OpenMarker], now_s: float) -> Iterator[OpenMarker]:
-        """Yields batches that may be free: of the tenants with the fewest leases, the oldest.
-
-        What is learnt of the one that was yielded counts for the next.
-        """
-        waiting: defaultdict[str, list[OpenMarker]] = defaultdict(list)
-        with self._lock:
-            are_open = {marker.batch_id for marker in markers}
-            self._seen = {key: each for key, each in self._seen.items() if key in are_open}
-            for batch_id in self._written.keys() - are_open:
-                del self._written[batch_id]
-            for marker in reversed(markers):
-                seen = self._seen.get(marker.batch_id)
-                if seen is None or seen.until_s <= now_s:
-                    waiting[marker.tenant].append(marker)
-        while waiting:
-            with self._lock:
-                leased = Counter(
-                    each.tenant
-                    for each in self._seen.values()
-                    if each.found is _Found.LEASED and each.until_s > now_s
-                )
-            tenant = min(waiting, key=lambda each: (leased[each], waiting[each][-1].name))
-            yield waiting[tenant].pop()
-            if not waiting[tenant]:
-                del waiting[tenant]
-
-    def _is_made(self, batch: Batch, marker: OpenMarker, now_s: float) -> bool:
-        """Returns whether the catalog has a new batch; deletes one that was never made whole."""
-        if self._bucket.catalog(batch.tenant).has_batch(batch.batch_id):
-            return True
-        if now_s - marker.made_at_s > _MAKING_S:
-            self._bucket.store.delete(names.head_name(batch.batch_id))
-            self._bucket.store.delete(marker.name)
-        return False
-
-    def _claim(
-        self, marker: OpenMarker, owner: str, now_s: float, lease_s: float
-    ) -> BatchLease | None:
-        change_id = uuid.uuid4().hex
-        found = self._bucket.heads.change(
-            names.head_name(marker.batch_id),
-            lambda head: None if head is None else claimed(head, owner, now_s, lease_s, change_id),
-        )
-        if found is None:
-            return None
-        head = found[0]
-        self._note(marker, _Found.LEASED, min(head.until_s, now_s + _LOOK_AGAIN_S))
-        if head.change_id != change_id:  # somebody else has claimed it meanwhile
-            return None
-        return BatchLease(marker.batch_id, owner, head.term, head.until_s)
-
-    def _note(self, marker: OpenMarker, found: _Found, until_s: float) -> None:
-        with self._lock:
-            self._seen[marker.batch_id] = _Seen(marker.tenant, found, until_s)
+    def forget_others(self, open_ids: Collection[str]) -> None:
+        """Forgets the batches that are not open: somebody else may have ended them."""
+        for batch_id in self._written.keys() - set(open_ids):
+            self._written.pop(batch_id, None)
 
     def _change(self, lease: BatchLease, decide: Callable[[BatchHead], BatchHead]) -> BatchHead:
         result = self._bucket.heads.change(

@@ -4,18 +4,25 @@
     contents/ID                 the content of a file
     batches/BATCH/head          a batch, its lease, and which answers it has (`head`)
     batches/BATCH/answers/T-N   the Nth answers that were written in term T
-    open/TIME-TENANT-BATCH      empty: the batch has not ended, or is not settled yet
+    open/UNTIL-TIME-TENANT-BATCH
+                                empty: the batch has not ended, or is not settled yet
 
-TENANT is a digest, since a tenant's name may have any characters. TIME sorts as numbers do.
+TENANT is a digest, since a tenant's name may have any characters. UNTIL is when the window of a
+batch is over, TIME when it was made; both sort as numbers do. An earlier build left UNTIL out.
 """
 
 import hashlib
 import re
 from dataclasses import dataclass
 
+from serving.gateway.batches.records import Batch
+
 TENANTS, CONTENTS, BATCHES, OPEN = "tenants", "contents", "batches", "open"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _DIGITS = 32
+_MARKER = re.compile(
+    rf"open/(?:[0-9]{{15}}-)?([0-9]{{15}})-([0-9a-f]{{{_DIGITS}}})-([A-Za-z0-9_-]{{1,128}})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +76,16 @@ def answers_folder(batch_id: str) -> str:
     return f"{BATCHES}/{batch_id}/answers"
 
 
-def marker_name(made_at_s: float, tenant: str, batch_id: str) -> str:
+def marker_name(batch: Batch) -> str:
     """Returns the name that says that a batch is open."""
-    return f"{OPEN}/{round(made_at_s * 1000):015d}-{digest_of(tenant)}-{batch_id}"
+    until_ms, made_ms = (round(each * 1000) for each in (batch.expires_at_s, batch.created_at_s))
+    return f"{OPEN}/{until_ms:015d}-{made_ms:015d}-{digest_of(batch.tenant)}-{batch.batch_id}"
 
 
 def marker_of(name: str) -> OpenMarker | None:
     """Returns what the name of an open batch says; `None` if it is none of ours."""
-    made_at, _, rest = name.removeprefix(f"{OPEN}/").partition("-")
-    tenant, _, batch_id = rest.partition("-")
-    if not (made_at.isdigit() and len(tenant) == _DIGITS and is_id(batch_id)):
+    found = _MARKER.fullmatch(name)
+    if found is None:
         return None
-    return OpenMarker(name, int(made_at) / 1000, tenant, batch_id)
+    made_ms, tenant, batch_id = found.groups()
+    return OpenMarker(name, int(made_ms) / 1000, tenant, batch_id)

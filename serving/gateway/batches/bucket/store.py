@@ -10,7 +10,6 @@ A bucket takes some writes to one object a second and no more, so answers are wr
 apart (`write_interval_s`).
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
@@ -25,6 +24,7 @@ from serving.gateway.batches.bucket.catalog import (
     with_files,
     without_file,
 )
+from serving.gateway.batches.bucket.claims import BatchClaims
 from serving.gateway.batches.bucket.contents import BucketContent, open_content
 from serving.gateway.batches.bucket.documents import UnreadableError
 from serving.gateway.batches.bucket.head import BatchHead, changed
@@ -34,6 +34,7 @@ from serving.gateway.batches.bucket.sweeps import BucketSweeper
 from serving.gateway.batches.records import Batch, BatchCost, BatchLease, LineAnswer, StoredFile
 from serving.gateway.batches.store import (
     NO_BOUNDS,
+    Claim,
     MissingFileError,
     NewContent,
     Page,
@@ -56,6 +57,7 @@ class BucketBatchStore:
         """Makes no request yet."""
         self.write_interval_s = write_interval_s
         self._bucket = BatchBucket(store)
+        self._claims = BatchClaims(self._bucket)
         self._leases = BatchLeases(self._bucket)
         self._sweeper = BucketSweeper(self._bucket)
         self._readers = ThreadPoolExecutor(_READS_AT_ONCE, "batch-heads")
@@ -146,10 +148,7 @@ class BucketBatchStore:
 
         # It is decided below; of what is refused now nothing is written.
         decided(self._bucket.catalog(batch.tenant))
-        head, marker = (
-            names.head_name(batch.batch_id),
-            names.marker_name(batch.created_at_s, batch.tenant, batch.batch_id),
-        )
+        head, marker = names.head_name(batch.batch_id), names.marker_name(batch)
         self._bucket.heads.change(head, lambda found: found or BatchHead(batch=batch))
         self._bucket.store.put(marker, b"")
         try:
@@ -184,8 +183,7 @@ class BucketBatchStore:
 
     def open_batches(self, limit: int) -> list[Batch]:
         """Returns the oldest batches that have not ended."""
-        markers = itertools.islice(self._leases.markers(), limit)
-        heads = self._readers.map(self._open_head, list(markers))
+        heads = self._readers.map(self._open_head, self._bucket.open_markers()[:limit])
         return [head.batch for head in heads if head is not None and not head.batch.has_ended]
 
     def _open_head(self, marker: OpenMarker) -> BatchHead | None:
@@ -203,6 +201,7 @@ class BucketBatchStore:
             names.head_name(batch_id),
             lambda head: None if head is None else changed(head, decide),
         )
+        self._claims.forget(batch_id)
         return None if result is None else result[0].batch
 
     def change_free(
@@ -221,6 +220,7 @@ class BucketBatchStore:
         result = self._bucket.heads.change(names.head_name(batch_id), decided)
         if result is None or not is_free:
             return None
+        self._claims.forget(batch_id)
         head = result[0]
         if head.batch.has_ended:
             self._bucket.settle(head)
@@ -228,9 +228,13 @@ class BucketBatchStore:
 
     # -- by the owner of a batch --
 
-    def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
+    def claim(
+        self, owner: str, now_s: float, lease_s: float, which: Claim = Claim.ANY
+    ) -> BatchLease | None:
         """Leases a batch; see `BatchStore.claim`."""
-        return self._leases.claim(owner, now_s, lease_s)
+        markers = self._bucket.open_markers()
+        self._leases.forget_others([marker.batch_id for marker in markers])
+        return self._claims.claim(markers, owner, now_s, lease_s, which)
 
     def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
         """Lengthens a lease; see `BatchStore.renew`."""
@@ -239,6 +243,7 @@ class BucketBatchStore:
     def release(self, lease: BatchLease) -> None:
         """Gives a batch back, if it is still the lease's."""
         self._leases.release(lease)
+        self._claims.forget(lease.batch_id)
 
     def change_leased(self, lease: BatchLease, decide: Callable[[Batch], Batch]) -> Batch:
         """Changes a leased batch; see `BatchStore.change_leased`."""

@@ -108,8 +108,13 @@ class BatchJob:
         counts: LineCounts,
         prices: BatchPrices | None = None,
         room: LineRoom = NO_ROOM,
+        *,
+        asks_lines: bool = True,
     ) -> None:
-        """Makes the job of a lease; without `prices` it costs nothing."""
+        """Makes the job of a lease; without `prices` it costs nothing.
+
+        One that does not ask lines stops where some are to be asked.
+        """
         self._lease = lease
         self._store = store
         self._caller = caller
@@ -123,10 +128,11 @@ class BatchJob:
         self._costing = asyncio.Lock()
         self._has_asked = False
         self._room = room
+        self._asks_lines = asks_lines
         self._seen: Batch | None = None  # as it was when the lease was renewed last
 
-    async def run(self) -> None:
-        """Carries the batch to its end.
+    async def run(self) -> bool:
+        """Carries the batch to its end, or as far as it goes; returns whether it has ended.
 
         Raises:
             ExceptionGroup: of a `LeaseLostError`, somebody else has it, or of what the store failed
@@ -136,7 +142,7 @@ class BatchJob:
             async with asyncio.TaskGroup() as group:
                 keeper = group.create_task(self._keep())
                 try:
-                    await self._advance()
+                    return await self._advance()
                 finally:
                     keeper.cancel()
         except asyncio.CancelledError:
@@ -144,12 +150,14 @@ class BatchJob:
             await self._renew()
             raise
 
-    async def _advance(self) -> None:
+    async def _advance(self) -> bool:
         while True:
             batch = await self._renew()
             match next_step(batch, self._now_s()):
                 case BatchStep.VALIDATE:
                     await self._calls.bulk(self._validate, batch)
+                case BatchStep.ANSWER if not self._asks_lines:
+                    return False
                 case BatchStep.ANSWER:
                     await self._answer(batch)
                     await self._finalize()
@@ -159,7 +167,7 @@ class BatchJob:
                     await self._settle_cost()
                     await self._calls.bulk(self._write_files, batch)
                 case BatchStep.NOTHING:
-                    return
+                    return True
 
     async def _keep(self) -> None:
         """Renews the lease, and sees when no more lines are to be answered."""

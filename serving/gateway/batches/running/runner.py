@@ -1,6 +1,11 @@
 """Leases batches for one gateway, and carries each on by a job of its own.
 
 Owns how many at once, and when to look for more. Does not own what a job does (`job`).
+
+A gateway asks the lines of so many batches at once. A batch may not come to its end for as long as
+its window is: its tenant has used up a quota, or its model has no engine. So beyond those a tenant
+of whom nobody has a batch gets one begun; and batches of which no line is to be asked are read,
+and ended, beside.
 """
 
 import asyncio
@@ -14,12 +19,15 @@ from serving.gateway.batches.costs import BatchPrices
 from serving.gateway.batches.records import BatchLease
 from serving.gateway.batches.running.job import BatchJob, JobSettings, LineCaller, LineCounts
 from serving.gateway.batches.running.threads import StoreCalls
-from serving.gateway.batches.store import BatchStore, LeaseLostError
+from serving.gateway.batches.store import BatchStore, Claim, LeaseLostError
 
 logger = logging.getLogger(__name__)
 
 # How often files and batches are looked for that have had their time.
 _SWEEP_S = 600.0
+# Batches that a gateway has beside those whose lines it asks, to read them or to end them: each
+# takes seconds of a thread.
+_MOST_BESIDE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,11 @@ class OthersWork:
 
 
 NO_OTHERS = OthersWork()
+
+
+def most_leased(batches_at_once: int) -> int:
+    """Returns how many batches a gateway has at most, of which it asks so many as a rule."""
+    return 2 * batches_at_once + _MOST_BESIDE
 
 
 class BatchRunner:
@@ -62,12 +75,16 @@ class BatchRunner:
         Batches stay for `batch_lifetime_s` after their end. Without `prices` they cost nothing.
         All that run together have `max_lines` in flight at most, where that is more than settings
         give each; more than those only while `others` leave room, and fewer where they suffer.
+        Beyond `batches_at_once` there are as many again at most, as far as there are lines for them
+        and one at least.
         """
         self._store = store
         self._caller = caller
         self._settings = settings
         self._owner = owner
         self._batches_at_once = batches_at_once
+        has_lines_for = max_lines // settings.lines_in_flight - batches_at_once
+        self._most_at_once = batches_at_once + max(1, min(batches_at_once, has_lines_for))
         self._now_s = now_s
         self._calls = calls
         self._batch_lifetime_s = batch_lifetime_s
@@ -80,13 +97,14 @@ class BatchRunner:
             num_batches=lambda: len(self._jobs),
         )
         self._jobs: dict[asyncio.Task[None], BatchLease] = {}
+        self._beside: dict[asyncio.Task[None], BatchLease] = {}  # these ask no line
         self._is_woken = asyncio.Event()
         self.counts = LineCounts()
 
     @property
     def num_leased(self) -> int:
         """The batches that this gateway works on."""
-        return len(self._jobs)
+        return len(self._jobs) + len(self._beside)
 
     def wake(self) -> None:
         """Has it look for batches now: one was made here."""
@@ -121,16 +139,26 @@ class BatchRunner:
 
     async def _claim(self) -> None:
         self._is_woken.clear()
-        while len(self._jobs) < self._batches_at_once:
-            lease = await self._calls.brief(
-                self._store.claim, self._owner, self._now_s(), self._settings.lease_s
-            )
-            if lease is None:
-                return
-            logger.info("batch_leased batch=%s term=%d", lease.batch_id, lease.term)
-            self._jobs[asyncio.create_task(self._carry(lease))] = lease
+        for which, jobs, most in (
+            (Claim.ANY, self._jobs, self._batches_at_once),
+            (Claim.OF_NEW_TENANT, self._jobs, self._most_at_once),
+            (Claim.WITHOUT_LINES, self._beside, _MOST_BESIDE),
+        ):
+            while len(jobs) < most:
+                lease = await self._calls.brief(
+                    self._store.claim, self._owner, self._now_s(), self._settings.lease_s, which
+                )
+                if lease is None and which is Claim.ANY:
+                    return  # then there is none of the others either
+                if lease is None:
+                    break
+                logger.info(
+                    "batch_leased batch=%s term=%d claim=%s", lease.batch_id, lease.term, which
+                )
+                asks_lines = jobs is self._jobs
+                jobs[asyncio.create_task(self._carry(lease, asks_lines=asks_lines))] = lease
 
-    async def _carry(self, lease: BatchLease) -> None:
+    async def _carry(self, lease: BatchLease, *, asks_lines: bool) -> None:
         job = BatchJob(
             lease,
             self._store,
@@ -141,10 +169,14 @@ class BatchRunner:
             self.counts,
             self._prices,
             self._room,
+            asks_lines=asks_lines,
         )
         try:
-            await job.run()
-            logger.info("batch_ended batch=%s", lease.batch_id)
+            if await job.run():
+                logger.info("batch_ended batch=%s", lease.batch_id)
+            else:
+                await self._calls.brief(self._store.release, lease)
+                logger.info("batch_waits batch=%s", lease.batch_id)
         except* LeaseLostError:
             logger.warning("batch_lease_lost batch=%s term=%d", lease.batch_id, lease.term)
         except* Exception:
@@ -156,17 +188,19 @@ class BatchRunner:
         woken = asyncio.ensure_future(self._is_woken.wait())
         try:
             await asyncio.wait(
-                [woken, *self._jobs],
+                [woken, *self._jobs, *self._beside],
                 timeout=self._settings.check_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             woken.cancel()
-        for task in [task for task in self._jobs if task.done()]:
-            del self._jobs[task]
+        for jobs in (self._jobs, self._beside):
+            for task in [task for task in jobs if task.done()]:
+                del jobs[task]
 
     async def _give_back(self) -> None:
-        jobs, self._jobs = self._jobs, {}
+        jobs = self._jobs | self._beside
+        self._jobs, self._beside = {}, {}
         for task in jobs:
             task.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)

@@ -1,23 +1,44 @@
 """Which batch of the lane's database is leased next.
 
-Owns the query. Does not own the leases (`store`). A claim holds up every other writer of the
+Owns the queries. Does not own the leases (`store`). A claim holds up every other writer of the
 folder, so it takes time in proportion to the batches that have not ended, and no more.
 """
 
 import sqlite3
 
+from serving.gateway.batches.store import Claim
+
+_RECORD = "CAST(record AS TEXT)"
+EXPIRES_AT_S = f"json_extract({_RECORD}, '$.expires_at_s')"
+"""When the window of a batch is over, in a query for batches."""
+# As `next_step` has it.
+_HAS_LINES = f"""(
+  json_extract({_RECORD}, '$.status') = 'in_progress'
+  AND json_extract({_RECORD}, '$.num_completed') + json_extract({_RECORD}, '$.num_failed')
+    < json_extract({_RECORD}, '$.num_total')
+  AND {EXPIRES_AT_S} > :now)"""
+_WHICH = {
+    Claim.ANY: "TRUE",
+    Claim.OF_NEW_TENANT: "leased.num IS NULL",
+    Claim.WITHOUT_LINES: f"NOT {_HAS_LINES}",
+}
 # Batches that nobody has go first to the tenants of whom the fewest are worked on.
-_CLAIMABLE = """
+_CLAIMABLE = {
+    which: f"""
 WITH leased AS MATERIALIZED (
   SELECT tenant, count(*) AS num FROM batches
   WHERE has_ended = 0 AND until_s > :now GROUP BY tenant)
 SELECT batch_id, term FROM batches LEFT JOIN leased USING (tenant)
-WHERE has_ended = 0 AND until_s <= :now
-ORDER BY coalesce(leased.num, 0), seq LIMIT 1
+WHERE has_ended = 0 AND until_s <= :now AND {condition}
+ORDER BY coalesce(leased.num, 0), {EXPIRES_AT_S}, seq LIMIT 1
 """
+    for which, condition in _WHICH.items()
+}
 
 
-def next_batch(database: sqlite3.Connection, now_s: float) -> tuple[str, int] | None:
+def next_batch(
+    database: sqlite3.Connection, now_s: float, which: Claim = Claim.ANY
+) -> tuple[str, int] | None:
     """Returns the batch that is to be leased next, and its last term; `None` if there is none."""
-    row = database.execute(_CLAIMABLE, {"now": now_s}).fetchone()
+    row = database.execute(_CLAIMABLE[which], {"now": now_s}).fetchone()
     return None if row is None else (row[0], row[1])

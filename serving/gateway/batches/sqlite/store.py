@@ -36,6 +36,7 @@ from serving.gateway.batches.sqlite.expiry import (
 from serving.gateway.batches.sqlite.private import make_private_database
 from serving.gateway.batches.store import (
     NO_BOUNDS,
+    Claim,
     FileInUseError,
     LeaseLostError,
     MissingFileError,
@@ -230,10 +231,12 @@ class SqliteBatchStore:
 
     # -- by the owner of a batch --
 
-    def claim(self, owner: str, now_s: float, lease_s: float) -> BatchLease | None:
+    def claim(
+        self, owner: str, now_s: float, lease_s: float, which: Claim = Claim.ANY
+    ) -> BatchLease | None:
         """Leases a batch; see `BatchStore.claim`."""
         with self._transaction() as database:
-            found = next_batch(database, now_s)
+            found = next_batch(database, now_s, which)
             if found is None:
                 return None
             batch_id, term = found
