@@ -23,6 +23,7 @@ from serving.domain.load_report import load_stats, misses_objectives
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.batches.costs import BatchPrices
+from serving.gateway.batches.due import model_behind
 from serving.gateway.batches.lane import BatchLane, open_batch_store
 from serving.gateway.batches.running.runner import OthersWork
 from serving.gateway.dispatch.requests import EngineConnection
@@ -249,16 +250,15 @@ class GatewayParts:
 
     def _line_pace(self, names: Iterable[str]) -> EnginePace | None:
         """The pace of the engines that are nearest to what they may take, of several models."""
-        models = {model for name in names if (model := self._model_of(name)) is not None}
+        # Lines of a batch that name none are for the only model.
+        named: list[str | None] = [*names] or [None]
+        models = {model for name in named if (model := self._model_of(name)) is not None}
         paces = [pace for name in models if (pace := self._models[name].line_pace()) is not None]
         return min(paces, key=lambda pace: pace.most_s / pace.step_s, default=None)
 
-    def _model_of(self, name: str) -> str | None:
-        """The model that answers to a name in a request, its own or an adapter's."""
-        if name in self._models:
-            return name
-        served = self._models.items()
-        return next((model for model, each in served if name in each.adapter_names), None)
+    def _model_of(self, name: str | None) -> str | None:
+        """The model that answers to a name in a request; the only one, to a request without."""
+        return model_behind(name, self._models)
 
     def _batch_prices(self) -> BatchPrices:
         # An engine's report, the next look of the ledger, and as much again for what is late.

@@ -1,34 +1,64 @@
 """Which batch work is due when, by model: for a policy that may give it slices. Pure."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
 
 from serving.domain.capacity.batch_due import BatchDue, DueWork, coalesced, last_moment_s
 from serving.gateway.batches.records import Batch, BatchStatus, TokenUsage
 
 
+class NamedModel(Protocol):
+    """What is asked of a model to know which requests are for it."""
+
+    @property
+    def canary_of(self) -> str | None:
+        """The model that it takes a part of the requests of; `None` if it is no canary."""
+        ...
+
+    @property
+    def adapter_names(self) -> Collection[str]:
+        """The names of its adapters."""
+        ...
+
+
+def model_behind(name: str | None, models: Mapping[str, NamedModel]) -> str | None:
+    """Returns the model that answers to a name in a request, its own or an adapter's.
+
+    A request without one, `None`, is for the only model, if there is one beside canaries. `None` is
+    returned where there is no such model. As the HTTP edge has it.
+    """
+    if name is None:
+        served = [each for each, model in models.items() if model.canary_of is None]
+        return served[0] if len(served) == 1 else None
+    if name in models:
+        return name
+    return next((each for each, model in models.items() if name in model.adapter_names), None)
+
+
 def due_by_model(
-    batches: Iterable[Batch], model_of: Callable[[str], str | None]
+    batches: Iterable[Batch], model_of: Callable[[str | None], str | None]
 ) -> dict[str, BatchDue]:
     """Returns the lines that have no answer yet, by the models that they are for.
 
-    `model_of` returns the model behind a name of a request, `None` if there is none. A batch's
-    lines that are left are taken to be for its models in the same parts as all of them.
+    `model_of` returns the model behind a name of a request, or behind none; `None` if there is no
+    such model. A batch's lines that are left are taken to be for its models in the same parts as
+    all of them.
     """
     work: defaultdict[str, list[DueWork]] = defaultdict(list)
     usage: defaultdict[str, TokenUsage] = defaultdict(TokenUsage)
     answered: defaultdict[str, float] = defaultdict(float)
     for batch in batches:
-        named = sum(batch.lines_by_model.values())
-        for name, count in batch.lines_by_model.items():
-            model = model_of(name)
-            if model is None:
-                continue
-            if len(batch.lines_by_model) == 1:  # of several nobody knows whose tokens they are
-                usage[model] += batch.usage
-                answered[model] += batch.num_completed
+        lines = _lines_by_model(batch, model_of)
+        num_lines = lines.total()
+        models = [model for model in lines if model is not None]
+        if len(models) == 1:  # of several nobody knows whose tokens they are
+            usage[models[0]] += batch.usage
+            answered[models[0]] += batch.num_completed
+        for model in models:
             if batch.status is BatchStatus.IN_PROGRESS:
-                left = round((batch.num_total - batch.num_answered) * count / named)
+                num_left = batch.num_total - batch.num_answered
+                left = round(num_left * lines[model] / num_lines)
                 work[model].append(DueWork(due_at_s(batch), left))
     return {
         model: BatchDue(
@@ -38,6 +68,24 @@ def due_by_model(
         )
         for model, dates in work.items()
     }
+
+
+def _lines_by_model(
+    batch: Batch, model_of: Callable[[str | None], str | None]
+) -> Counter[str | None]:
+    """Returns how many lines of a batch are for each model; for `None`, those of names without one.
+
+    Lines that name none are for the only model. Of several models they would be, they are refused,
+    and have no part.
+    """
+    lines: Counter[str | None] = Counter()
+    for name, count in batch.lines_by_model.items():
+        lines[model_of(name)] += count
+    num_nameless = batch.num_total - lines.total()
+    only = model_of(None)
+    if num_nameless > 0 and only is not None:
+        lines[only] += num_nameless
+    return lines
 
 
 def due_at_s(batch: Batch) -> float:

@@ -33,9 +33,10 @@ from serving.gateway.batches.store import BatchStore
 _CHECKS_PER_LEASE = 6
 _MAX_CHECK_S = 1.0
 _CHECKS_PER_WRITE = 2.5
-# How often it is looked for work that is due, and at how many batches. A policy plans hours ahead.
+# How often it is looked for work that is due, and at how many batches: in a bucket each takes some
+# tens of ms, and eight are read at once. A policy plans hours ahead.
 _LOOK_S = 30.0
-_MOST_LOOKED_AT = 500
+_MOST_LOOKED_AT = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,11 @@ class BatchLane:
         """The batches that this gateway works on."""
         return 0 if self._runner is None else self._runner.num_leased
 
-    async def look_for_due(self, model_of: Callable[[str], str | None]) -> None:
-        """Looks, until it is cancelled, which batch work is due when; `due` has it."""
+    async def look_for_due(self, model_of: Callable[[str | None], str | None]) -> None:
+        """Looks, until it is cancelled, which batch work is due when; `due` has it.
+
+        `model_of` returns the model behind a name of a request, or behind none.
+        """
         while True:
             try:
                 look = self._threads.jobs.bulk

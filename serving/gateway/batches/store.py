@@ -192,9 +192,10 @@ class BatchStore(Protocol):
         ...
 
     def open_batches(self, limit: int) -> list[Batch]:
-        """Returns batches that have not ended, of all tenants: so many of the oldest.
+        """Returns so many batches that have not ended: one of each tenant in turn.
 
-        One that this build cannot read is left out.
+        Of a tenant those first whose window is over first. One that this build cannot read is left
+        out.
         """
         ...
 

@@ -342,8 +342,14 @@ def test_open_batches_are_those_of_all_tenants_that_have_not_ended(store: BatchS
     add_batch(store, "b0", tenant="b", file_id="file-b")
     lease = claimed(store)
     store.end(lease, [], lambda batch: batch.enter(BatchStatus.COMPLETED, 3.0))
-    assert [each.batch_id for each in store.open_batches(10)] == ["a1", "a2", "b0"]
-    assert [each.batch_id for each in store.open_batches(2)] == ["a1", "a2"]
+    assert [each.batch_id for each in store.open_batches(10)] == ["a1", "b0", "a2"]
+
+
+def test_tenant_with_many_open_batches_hides_none_of_others(store: BatchStore) -> None:
+    for number in range(4):
+        add_batch(store, f"a{number}", expires_at_s=(9 - number) * HOUR_S)
+    add_batch(store, "b0", "b", "file-b", expires_at_s=20 * HOUR_S)
+    assert [each.batch_id for each in store.open_batches(3)] == ["a3", "b0", "a2"]
 
 
 def test_line_keeps_its_first_answer_and_is_counted_once(store: BatchStore) -> None:

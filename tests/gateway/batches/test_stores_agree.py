@@ -230,7 +230,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.both(lambda store: store.files(tenant, page(self.file_ids)))
         self.both(lambda store: store.files(tenant, page(self.file_ids), "batch_output"))
         self.both(lambda store: store.batches(tenant, page(self.batch_ids)))
-        self.both(lambda store: {each.batch_id for each in store.open_batches(100)})
+        self.both(lambda store: store.open_batches(limit))
 
     @rule()
     def look_at_all(self) -> None:

@@ -13,6 +13,8 @@ batch is over, TIME when it was made; both sort as numbers do. An earlier build 
 
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serving.gateway.batches.records import Batch
@@ -89,3 +91,13 @@ def marker_of(name: str) -> OpenMarker | None:
         return None
     made_ms, tenant, batch_id = found.groups()
     return OpenMarker(name, int(made_ms) / 1000, tenant, batch_id)
+
+
+def in_turn(markers: Iterable[OpenMarker]) -> list[OpenMarker]:
+    """Returns open batches, which come in the order of their names, one of each tenant in turn."""
+    places: Counter[str] = Counter()
+    placed = []
+    for marker in markers:
+        placed.append((places[marker.tenant], marker))
+        places[marker.tenant] += 1
+    return [marker for _, marker in sorted(placed, key=lambda each: each[0])]

@@ -182,8 +182,9 @@ class BucketBatchStore:
         return [batch for batch in found if batch is not None]
 
     def open_batches(self, limit: int) -> list[Batch]:
-        """Returns the oldest batches that have not ended."""
-        heads = self._readers.map(self._open_head, self._bucket.open_markers()[:limit])
+        """Returns batches that have not ended; see `BatchStore.open_batches`."""
+        markers = names.in_turn(self._bucket.open_markers())[:limit]
+        heads = self._readers.map(self._open_head, markers)
         return [head.batch for head in heads if head is not None and not head.batch.has_ended]
 
     def _open_head(self, marker: OpenMarker) -> BatchHead | None:

@@ -1,4 +1,4 @@
-"""Which batch of the lane's database is leased next.
+"""Which batch of the lane's database is leased next, and which are looked at.
 
 Owns the queries. Does not own the leases (`store`). A claim holds up every other writer of the
 folder, so it takes time in proportion to the batches that have not ended, and no more.
@@ -9,14 +9,21 @@ import sqlite3
 from serving.gateway.batches.store import Claim
 
 _RECORD = "CAST(record AS TEXT)"
-EXPIRES_AT_S = f"json_extract({_RECORD}, '$.expires_at_s')"
-"""When the window of a batch is over, in a query for batches."""
+_EXPIRES_AT_S = f"json_extract({_RECORD}, '$.expires_at_s')"
+OPEN_IN_TURN = f"""
+SELECT batch_id, record FROM (
+  SELECT batch_id, record, seq, {_EXPIRES_AT_S} AS expires_at_s,
+    row_number() OVER (PARTITION BY tenant ORDER BY {_EXPIRES_AT_S}, seq) AS place
+  FROM batches WHERE has_ended = 0)
+ORDER BY place, expires_at_s, seq LIMIT ?
+"""
+"""So many open batches, one of each tenant in turn, those first whose window is over first."""
 # As `next_step` has it.
 _HAS_LINES = f"""(
   json_extract({_RECORD}, '$.status') = 'in_progress'
   AND json_extract({_RECORD}, '$.num_completed') + json_extract({_RECORD}, '$.num_failed')
     < json_extract({_RECORD}, '$.num_total')
-  AND {EXPIRES_AT_S} > :now)"""
+  AND {_EXPIRES_AT_S} > :now)"""
 _WHICH = {
     Claim.ANY: "TRUE",
     Claim.OF_NEW_TENANT: "leased.num IS NULL",
@@ -30,7 +37,7 @@ WITH leased AS MATERIALIZED (
   WHERE has_ended = 0 AND until_s > :now GROUP BY tenant)
 SELECT batch_id, term FROM batches LEFT JOIN leased USING (tenant)
 WHERE has_ended = 0 AND until_s <= :now AND {condition}
-ORDER BY coalesce(leased.num, 0), {EXPIRES_AT_S}, seq LIMIT 1
+ORDER BY coalesce(leased.num, 0), {_EXPIRES_AT_S}, seq LIMIT 1
 """
     for which, condition in _WHICH.items()
 }

@@ -25,7 +25,7 @@ from serving.gateway.batches.records import (
     LineAnswer,
     StoredFile,
 )
-from serving.gateway.batches.sqlite.claims import next_batch
+from serving.gateway.batches.sqlite.claims import OPEN_IN_TURN, next_batch
 from serving.gateway.batches.sqlite.contents import ContentFolder, FileContent
 from serving.gateway.batches.sqlite.expiry import (
     add_schema,
@@ -207,9 +207,8 @@ class SqliteBatchStore:
         return [_batch_of(row[0]) for row in found]
 
     def open_batches(self, limit: int) -> list[Batch]:
-        """Returns the oldest batches that have not ended."""
-        sql = "SELECT batch_id, record FROM batches WHERE has_ended = 0 ORDER BY seq LIMIT ?"
-        found = (_readable(*row) for row in self._rows(sql, limit))
+        """Returns batches that have not ended; see `BatchStore.open_batches`."""
+        found = (_readable(*row) for row in self._rows(OPEN_IN_TURN, limit))
         return [batch for batch in found if batch is not None]
 
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
