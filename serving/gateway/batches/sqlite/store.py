@@ -2,19 +2,17 @@
 
 For gateways of one node, which all open the folder. A change is one transaction of one writer. A
 content is written whole and flushed before its record is, so a crash leaves contents without
-records at most; `sweep` deletes those. Owns the tables. `store` says what each call does.
+records at most; `sweep` deletes those. Owns the transactions, and `rows` what is in the tables.
+`store` of the lane says what each call does.
 """
 
 import contextlib
-import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import msgspec
 
 from serving.gateway.batches.records import (
     TAKING_ANSWERS,
@@ -34,44 +32,37 @@ from serving.gateway.batches.sqlite.expiry import (
     note_gone,
 )
 from serving.gateway.batches.sqlite.private import make_private_database
+from serving.gateway.batches.sqlite.rows import (
+    FILE_COLUMNS,
+    SCHEMA,
+    batch_of,
+    check_room,
+    clause_of,
+    file_of,
+    insert_answer,
+    insert_file,
+    leased_batch,
+    num_bytes_of,
+    packed_batch,
+    readable_batch,
+    update_batch,
+)
 from serving.gateway.batches.store import (
     NO_BOUNDS,
     Claim,
     FileInUseError,
-    LeaseLostError,
     MissingFileError,
     NewContent,
     Page,
     StoreFullError,
     Swept,
     TenantBounds,
-    TooManyOpenError,
 )
-
-logger = logging.getLogger(__name__)
 
 # How long a writer waits for another one.
 _BUSY_S = 30.0
 # Answers that are read at once.
 _PAGE = 200
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT, file_id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
-  filename TEXT NOT NULL, purpose TEXT NOT NULL, num_bytes INTEGER NOT NULL,
-  created_at_s REAL NOT NULL, expires_at_s REAL);
-CREATE INDEX IF NOT EXISTS files_of_tenant ON files (tenant, seq);
-CREATE TABLE IF NOT EXISTS batches (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT, batch_id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
-  input_file_id TEXT NOT NULL, has_ended INTEGER NOT NULL, record BLOB NOT NULL,
-  owner TEXT, term INTEGER NOT NULL DEFAULT 0, until_s REAL NOT NULL DEFAULT 0);
-CREATE INDEX IF NOT EXISTS batches_of_tenant ON batches (tenant, seq);
-CREATE INDEX IF NOT EXISTS batches_to_do ON batches (has_ended, seq);
-CREATE TABLE IF NOT EXISTS answers (
-  batch_id TEXT NOT NULL, line INTEGER NOT NULL, is_failure INTEGER NOT NULL, record BLOB NOT NULL,
-  PRIMARY KEY (batch_id, line)) WITHOUT ROWID;
-"""
-_BATCHES = msgspec.json.Decoder(Batch)
-_FILE_COLUMNS = "file_id, tenant, filename, purpose, num_bytes, created_at_s, expires_at_s"
 
 
 class SqliteBatchStore:
@@ -99,7 +90,7 @@ class SqliteBatchStore:
         self._database.execute("PRAGMA journal_mode = WAL")
         # What a power failure takes is the last transactions, whole: their lines are asked again.
         self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.executescript(_SCHEMA)
+        self._database.executescript(SCHEMA)
         with self._transaction() as database:
             add_schema(database)
 
@@ -114,25 +105,25 @@ class SqliteBatchStore:
         written = _written(content)
         self._contents.keep(written, file.file_id)
         with self._transaction() as database:
-            num_bytes = _num_bytes(database, file.tenant)
+            num_bytes = num_bytes_of(database, file.tenant)
             if num_bytes + file.num_bytes > max_tenant_bytes:
                 raise StoreFullError(num_bytes, max_tenant_bytes)
-            _insert_file(database, file)
+            insert_file(database, file)
         written.belongs()
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
         """Returns a tenant's file."""
         where = "tenant = ? AND file_id = ?"
-        found = self._rows(f"SELECT {_FILE_COLUMNS} FROM files WHERE {where}", tenant, file_id)
-        return _file_of(found[0]) if found else None
+        found = self._rows(f"SELECT {FILE_COLUMNS} FROM files WHERE {where}", tenant, file_id)
+        return file_of(found[0]) if found else None
 
     def files(self, tenant: str, page: Page, purpose: str | None = None) -> list[StoredFile]:
         """Returns a tenant's files, the newest first unless the page says otherwise."""
-        where, values = _of_page("files", "file_id", tenant, page)
+        where, values = clause_of("files", "file_id", tenant, page)
         if purpose is not None:
             where, values = f"purpose = ? AND {where}", [purpose, *values]
-        found = self._rows(f"SELECT {_FILE_COLUMNS} FROM files WHERE {where}", *values)
-        return [_file_of(row) for row in found]
+        found = self._rows(f"SELECT {FILE_COLUMNS} FROM files WHERE {where}", *values)
+        return [file_of(row) for row in found]
 
     def delete_file(self, tenant: str, file_id: str, now_s: float) -> bool:
         """Deletes a file; see `BatchStore.delete_file`."""
@@ -166,7 +157,7 @@ class SqliteBatchStore:
                 "WHERE input_file_id = file_id AND has_ended = 0) RETURNING file_id, tenant, seq",
                 (now_s,),
             ).fetchall()
-            batch_ids, has_more = expire_batches(database, _batch_of, now_s, batch_lifetime_s)
+            batch_ids, has_more = expire_batches(database, batch_of, now_s, batch_lifetime_s)
             note_gone(database, files, now_s)
             forget_gone(database, now_s)
             kept = {row[0] for row in database.execute("SELECT file_id FROM files")}
@@ -181,7 +172,7 @@ class SqliteBatchStore:
     def add_batch(self, batch: Batch, bounds: TenantBounds = NO_BOUNDS) -> None:
         """Takes a batch in; see `BatchStore.add_batch`."""
         with self._transaction() as database:
-            _check_room(database, batch.tenant, bounds)
+            check_room(database, batch.tenant, bounds)
             found = database.execute(
                 "SELECT 1 FROM files WHERE tenant = ? AND file_id = ? AND purpose = ?",
                 (batch.tenant, batch.input_file_id, FilePurpose.BATCH),
@@ -191,24 +182,24 @@ class SqliteBatchStore:
             database.execute(
                 "INSERT INTO batches (batch_id, tenant, input_file_id, has_ended, record) "
                 "VALUES (?, ?, ?, 0, ?)",
-                (batch.batch_id, batch.tenant, batch.input_file_id, _packed(batch)),
+                (batch.batch_id, batch.tenant, batch.input_file_id, packed_batch(batch)),
             )
 
     def batch(self, tenant: str, batch_id: str) -> Batch | None:
         """Returns a tenant's batch."""
         sql = "SELECT record FROM batches WHERE tenant = ? AND batch_id = ?"
         found = self._rows(sql, tenant, batch_id)
-        return _batch_of(found[0][0]) if found else None
+        return batch_of(found[0][0]) if found else None
 
     def batches(self, tenant: str, page: Page) -> list[Batch]:
         """Returns a tenant's batches, the newest first unless the page says otherwise."""
-        where, values = _of_page("batches", "batch_id", tenant, page)
+        where, values = clause_of("batches", "batch_id", tenant, page)
         found = self._rows(f"SELECT record FROM batches WHERE {where}", *values)
-        return [_batch_of(row[0]) for row in found]
+        return [batch_of(row[0]) for row in found]
 
     def open_batches(self, limit: int) -> list[Batch]:
         """Returns batches that have not ended; see `BatchStore.open_batches`."""
-        found = (_readable(*row) for row in self._rows(OPEN_IN_TURN, limit))
+        found = (readable_batch(*row) for row in self._rows(OPEN_IN_TURN, limit))
         return [batch for batch in found if batch is not None]
 
     def change(self, tenant: str, batch_id: str, decide: Callable[[Batch], Batch]) -> Batch | None:
@@ -217,7 +208,7 @@ class SqliteBatchStore:
             row = database.execute(
                 "SELECT record FROM batches WHERE tenant = ? AND batch_id = ?", (tenant, batch_id)
             ).fetchone()
-            return None if row is None else _update(database, decide(_batch_of(row[0])))
+            return None if row is None else update_batch(database, decide(batch_of(row[0])))
 
     def change_free(
         self, tenant: str, batch_id: str, now_s: float, decide: Callable[[Batch], Batch]
@@ -226,7 +217,7 @@ class SqliteBatchStore:
         sql = "SELECT record FROM batches WHERE tenant = ? AND batch_id = ? AND until_s <= ?"
         with self._transaction() as database:
             row = database.execute(sql, (tenant, batch_id, now_s)).fetchone()
-            return None if row is None else _update(database, decide(_batch_of(row[0])))
+            return None if row is None else update_batch(database, decide(batch_of(row[0])))
 
     # -- by the owner of a batch --
 
@@ -249,14 +240,14 @@ class SqliteBatchStore:
     def renew(self, lease: BatchLease, now_s: float, lease_s: float, cost: BatchCost) -> Batch:
         """Lengthens a lease; see `BatchStore.renew`."""
         with self._transaction() as database:
-            batch = _leased(database, lease)
+            batch = leased_batch(database, lease)
             database.execute(
                 "UPDATE batches SET until_s = ? WHERE batch_id = ?",
                 (now_s + lease_s, lease.batch_id),
             )
             if not cost.chip_ms:
                 return batch
-            return _update(database, replace(batch, cost=batch.cost + cost))
+            return update_batch(database, replace(batch, cost=batch.cost + cost))
 
     def release(self, lease: BatchLease) -> None:
         """Gives a batch back, if it is still the lease's."""
@@ -269,15 +260,15 @@ class SqliteBatchStore:
     def change_leased(self, lease: BatchLease, decide: Callable[[Batch], Batch]) -> Batch:
         """Changes a leased batch; see `BatchStore.change_leased`."""
         with self._transaction() as database:
-            return _update(database, decide(_leased(database, lease)))
+            return update_batch(database, decide(leased_batch(database, lease)))
 
     def add_answers(self, lease: BatchLease, answers: Sequence[LineAnswer]) -> Batch:
         """Keeps answers; see `BatchStore.add_answers`."""
         with self._transaction() as database:
-            batch = _leased(database, lease)
+            batch = leased_batch(database, lease)
             if batch.status not in TAKING_ANSWERS:
                 return batch
-            new = [answer for answer in answers if _insert_answer(database, lease, answer)]
+            new = [answer for answer in answers if insert_answer(database, lease, answer)]
             num_failed = sum(answer.is_failure for answer in new)
             counted = replace(
                 batch,
@@ -285,7 +276,7 @@ class SqliteBatchStore:
                 num_failed=batch.num_failed + num_failed,
                 usage=sum((answer.usage for answer in new), batch.usage),
             )
-            return _update(database, counted)
+            return update_batch(database, counted)
 
     def answered_lines(self, batch_id: str) -> set[int]:
         """Returns the lines with an answer."""
@@ -315,10 +306,10 @@ class SqliteBatchStore:
         for file, content in written:
             self._contents.keep(content, file.file_id)
         with self._transaction() as database:
-            batch = decide(_leased(database, lease))
+            batch = decide(leased_batch(database, lease))
             for file, _ in written:
-                _insert_file(database, file)
-            _update(database, batch)
+                insert_file(database, file)
+            update_batch(database, batch)
             database.execute("DELETE FROM answers WHERE batch_id = ?", (lease.batch_id,))
         for _, content in written:
             content.belongs()
@@ -349,100 +340,3 @@ class SqliteBatchStore:
 def _written(content: NewContent) -> FileContent:
     assert isinstance(content, FileContent), "the content is of another store"
     return content
-
-
-def _insert_file(database: sqlite3.Connection, file: StoredFile) -> None:
-    database.execute(
-        f"INSERT INTO files ({_FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (
-            *(file.file_id, file.tenant, file.filename, file.purpose, file.num_bytes),
-            *(file.created_at_s, file.expires_at_s),
-        ),
-    )
-
-
-def _check_room(database: sqlite3.Connection, tenant: str, bounds: TenantBounds) -> None:
-    """Refuses one more batch of a tenant that has as much as it may.
-
-    Raises:
-        TooManyOpenError: so many have not ended.
-        StoreFullError: its files are larger than they may be.
-    """
-    sql = "SELECT count(*) FROM batches WHERE tenant = ? AND has_ended = 0"
-    (num_open,) = database.execute(sql, (tenant,)).fetchone()
-    if num_open >= bounds.max_open_batches:
-        raise TooManyOpenError(num_open, bounds.max_open_batches)
-    num_bytes = _num_bytes(database, tenant)
-    if num_bytes > bounds.max_bytes:
-        raise StoreFullError(num_bytes, bounds.max_bytes)
-
-
-def _num_bytes(database: sqlite3.Connection, tenant: str) -> int:
-    """Returns the bytes of all files of a tenant."""
-    sql = "SELECT coalesce(sum(num_bytes), 0) FROM files WHERE tenant = ?"
-    num_bytes: int = database.execute(sql, (tenant,)).fetchone()[0]
-    return num_bytes
-
-
-def _file_of(row: tuple[Any, ...]) -> StoredFile:
-    file_id, tenant, filename, purpose, *rest = row
-    return StoredFile(file_id, tenant, filename, FilePurpose(purpose), *rest)
-
-
-def _of_page(table: str, key: str, tenant: str, page: Page) -> tuple[str, list[Any]]:
-    """Returns the end of a query for a page of a tenant's records, and its values."""
-    where, values = "tenant = ?", [tenant]
-    if page.after is not None:
-        beyond = ">" if page.is_oldest_first else "<"
-        # The list goes on where it was, also behind a record that has gone meanwhile.
-        where += (
-            f" AND seq {beyond} (SELECT seq FROM {table} WHERE tenant = ? AND {key} = ? "
-            "UNION ALL SELECT seq FROM gone WHERE tenant = ? AND id = ?)"
-        )
-        values += [tenant, page.after] * 2
-    order = "ASC" if page.is_oldest_first else "DESC"
-    return f"{where} ORDER BY seq {order} LIMIT ?", [*values, page.limit]
-
-
-def _leased(database: sqlite3.Connection, lease: BatchLease) -> Batch:
-    row = database.execute(
-        "SELECT record FROM batches WHERE batch_id = ? AND owner = ? AND term = ?",
-        (lease.batch_id, lease.owner, lease.term),
-    ).fetchone()
-    if row is None:
-        raise LeaseLostError(lease.batch_id)
-    return _batch_of(row[0])
-
-
-def _update(database: sqlite3.Connection, batch: Batch) -> Batch:
-    database.execute(
-        "UPDATE batches SET record = ?, has_ended = ? WHERE batch_id = ?",
-        (_packed(batch), batch.has_ended, batch.batch_id),
-    )
-    return batch
-
-
-def _insert_answer(database: sqlite3.Connection, lease: BatchLease, answer: LineAnswer) -> bool:
-    """Keeps an answer; returns whether its line had none."""
-    done = database.execute(
-        "INSERT OR IGNORE INTO answers (batch_id, line, is_failure, record) VALUES (?, ?, ?, ?)",
-        (lease.batch_id, answer.line, answer.is_failure, answer.record),
-    )
-    return done.rowcount > 0
-
-
-def _packed(batch: Batch) -> bytes:
-    return msgspec.json.encode(batch)
-
-
-def _readable(batch_id: str, record: bytes) -> Batch | None:
-    """Returns a batch; `None` if this build cannot read it, as one of a newer build."""
-    try:
-        return _batch_of(record)
-    except msgspec.DecodeError as error:
-        logger.warning("batch_unreadable batch=%s reason=%s", batch_id, error)
-        return None
-
-
-def _batch_of(record: bytes) -> Batch:
-    return _BATCHES.decode(record)
