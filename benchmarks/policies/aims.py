@@ -67,7 +67,7 @@ def _equal_service(table: Table, case: str) -> Row:
     ours, theirs = (
         curve(table, case, name, CURVE_SEEDS[case]) for name in (SLICEWISE, "hpa-ladder")
     )
-    for level in (0.995, 0.99):
+    for level in (0.995, 0.99, 0.985):
         ours_usd, theirs_usd = cost_at(ours, level), cost_at(theirs, level)
         if ours_usd is not None and theirs_usd is not None:
             found = f"{ours_usd / theirs_usd:.2f} at {level:.1%}"
