@@ -104,6 +104,7 @@ class SlicewisePolicy:
         )
         self._failures = EngineFailures()
         self._surplus_since_s: dict[str, float] = {}
+        self._planned_at_s: float | None = None
         self._loaded_at_s: float | None = None  # when a load was looked at last
         self._question: _Question | None = None
         self._time = SteadyTime()
@@ -163,9 +164,9 @@ class SlicewisePolicy:
         """Lets time that nobody has seen count for nothing in what has to last before slices go."""
         if unseen_s > 0:
             self._need.skip(unseen_s)
-            self._surplus_since_s = {
-                name: since_s + unseen_s for name, since_s in self._surplus_since_s.items()
-            }
+            self._surplus_since_s = _later(self._surplus_since_s, unseen_s)
+            if self._planned_at_s is not None:
+                self._planned_at_s += unseen_s
 
     def plan(self, share: ChipShare) -> Plan:
         """The plan for what was observed last, with this `share` of what models have together."""
@@ -221,17 +222,29 @@ class SlicewisePolicy:
                 )
             ),
         )
-        plan, self._surplus_since_s = plan_targets(
+        plan, since_s = plan_targets(
             inputs,
             self._surplus_since_s,
             self._arithmetic(now_s, needed, inputs, floor) + ahead_words(ahead),
         )
+        load = needed.load
+        self._note_surplus(now_s, since_s, is_late=bool(load.late or fleet.late))
         if fleet.late:
             plan = without_falls(plan, fleet)
-        load = needed.load
         late = (*load.late, *load.left_out, *filter(None, (fleet.late,)))
         plan = replace(plan, alerts=(*late, *map(str, self.learned.slow)))
         return self._time.told(plan)
+
+    def _note_surplus(self, now_s: float, since_s: Mapping[str, float], *, is_late: bool) -> None:
+        """Remembers since when classes have had a surplus.
+
+        While a report is late none is seen, which does not say that there is none: that time counts
+        for nothing. Else a gateway that stands still now and then would hold slices for ever.
+        """
+        elapsed_s = 0.0 if self._planned_at_s is None else now_s - self._planned_at_s
+        self._planned_at_s = now_s
+        unseen = _later(self._surplus_since_s, elapsed_s) if is_late else {}
+        self._surplus_since_s = unseen | dict(since_s)
 
     def _shape_words(self) -> Iterator[str]:
         """What slices of other shapes count as."""
@@ -307,6 +320,10 @@ class SlicewisePolicy:
         rates = self._need.rate_words(now_s, needed, self._leading(now_s)[0].lead_s)
         need = f"need {inputs.need}, floor {floor:g}"
         return "; ".join((rates, need, *notes)) + self._failures.words
+
+
+def _later(since_s: Mapping[str, float], by_s: float) -> dict[str, float]:
+    return {name: at_s + by_s for name, at_s in since_s.items()}
 
 
 def _beside(

@@ -46,6 +46,39 @@ def test_policy_that_has_just_begun_takes_nothing_from_work_that_waits() -> None
     assert sum(world.targets.values()) >= 5
 
 
+def test_gateway_that_is_late_now_and_then_does_not_hold_slices_for_ever() -> None:
+    """Each time the surplus cannot be seen; that says nothing of how long it has lasted."""
+    rules = replace(CALM, drain_delay_s=300.0)
+    world = World.of(ON_DEMAND, rules=rules)
+    world.run(98.0, 900)
+    assert world.targets == {"on-demand": 10}
+    for number in range(1, 90):
+        # One tick in twenty-four, so every four minutes.
+        late = ("gateway b is late: its load is 21 s old",) if number % 24 == 0 else ()
+        targets = world.targets
+        plan = world.step(38.0, late=late)
+        assert not late or plan.targets == targets
+    assert world.targets == {"on-demand": 4}
+
+
+def test_time_in_which_a_gateway_is_late_counts_for_nothing_before_slices_go() -> None:
+    rules = replace(CALM, drain_delay_s=300.0)
+    ticks = []
+    for num_late in (0, 20):
+        world = World.of(ON_DEMAND, rules=rules)
+        world.run(98.0, 900)
+        world.run(38.0, 400)
+        for _ in range(num_late):
+            world.step(38.0, late=("gateway b is late: its load is 21 s old",))
+        num = 0
+        while world.targets["on-demand"] == 10:
+            world.step(38.0)
+            num += 1
+        ticks.append(num)
+    assert ticks[1] in (ticks[0], ticks[0] + 1)
+    assert ticks[0] > 5
+
+
 def test_classes_are_exchanged_while_work_waits() -> None:
     world = World.of(rules=CALM)
     world.run(48.0, 600)
