@@ -41,7 +41,8 @@ CLASSES = {
     "spot": {"usd_per_slice_hour": 4.0, "provisioning_s": 5.0, "patience_s": 8.0},
     "on-demand": {"usd_per_slice_hour": 12.0, "provisioning_s": 5.0},
 }
-COUNTS = {"reserved": 1, "spot": 3, "on-demand": 3}
+# The load takes five slices: four, and what the policy has beside the need.
+COUNTS = {"reserved": 1, "spot": 4, "on-demand": 3}
 
 
 class ScaledApplication(RunningApplication):
