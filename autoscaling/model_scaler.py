@@ -286,7 +286,7 @@ class ModelScaler:
             serve_state.directory,
             {name: serve_state.deployments[name].target for name in self._terms},
             self._terms,
-            self._fleet.rates.look(now_s, told),
+            told,
             self._drain_order,
             shares_chips=serve_state.shares_chips,
         )

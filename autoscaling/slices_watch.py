@@ -6,7 +6,7 @@ engines did of which nobody tells now. Decides nothing. Callers pass wall-clock 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoscaling.observations import (
@@ -99,7 +99,7 @@ class SlicesWatch:
         # Ends told before, by replica and cause: of one end two hear, and each has its own time.
         # `None` before the first report: its losses are older than we are.
         self._told_losses: frozenset[tuple[str, str]] | None = None
-        self.rates = KnownRates()
+        self._rates = KnownRates()
         self.report: FleetReport | None = None  # the last one that could be read
         self.unseen: tuple[SliceView, ...] = ()  # what Serve was asked for and nobody tells of
 
@@ -109,18 +109,19 @@ class SlicesWatch:
         reports: Iterable[Report],
         targets: Mapping[str, int],
         terms: Mapping[str, ComputeClass],
-        rates: Iterable[EngineRate],
+        told: Mapping[str, Iterable[EngineRate]],
         drain_order: Sequence[str],
         *,
         shares_chips: bool,
     ) -> SlicesSeen:
         """Returns the slices on the classes of `terms`, of which Serve has `targets` now.
 
-        `rates` are what engines do, and `drain_order` is the order in which slices were to go. For
-        some minutes a silent directory lets a policy plan with what it told last, and only add to
-        it. It may not where models share chips: another one would give up what this one may not
-        need.
+        `told` is what engines do, by the gateways that were heard in time, and `drain_order` is the
+        order in which slices were to go. For some minutes a silent directory lets a policy plan
+        with what it told last, and only add to it. It may not where models share chips: another one
+        would give up what this one may not need.
         """
+        rates = self._rates.look(now_s, told)
         # A slice that is lost unseen would be counted on while others are given up.
         allowed_s = self._max_age_s * (1 if shares_chips else LATE_SHARE)
         try:
@@ -136,14 +137,10 @@ class SlicesWatch:
             slices = _at_most(targets, self._slices, drain_order)
             return SlicesSeen(Fleet(slices, targets, (), late), str(error), are_too_old)
         self.report, self._known_s = report, now_s
-        self.rates.forget_all_but(name for each in report.slices for name in each.engine_ids)
-        told = slices_of(self._model, report, terms, rates)
-        self.unseen = tuple(
-            # An order is itself by its name: the next one that is missing is another.
-            replace(each, slice_id=f"{each.slice_id} since {each.requested_at_s:.0f}")
-            for each in self._unseen_orders.look(now_s, targets, told)
-        )
-        self._slices = (*told, *self.unseen)
+        self._rates.forget_all_but(name for each in report.slices for name in each.engine_ids)
+        slices = slices_of(self._model, report, terms, rates)
+        self.unseen = self._unseen_orders.look(now_s, targets, slices)
+        self._slices = (*slices, *self.unseen)
         return SlicesSeen(Fleet(self._slices, targets, self._new_losses(report)))
 
     def _new_losses(self, report: FleetReport) -> tuple[SliceLoss, ...]:

@@ -23,11 +23,10 @@ from serving.domain.load_report import load_stats, misses_objectives
 from serving.domain.plan_report import PlanReport, PlanReportError
 from serving.domain.slice_records import SliceRecord, Snapshot
 from serving.gateway.batches.costs import BatchPrices
-from serving.gateway.batches.due import model_behind
 from serving.gateway.batches.lane import BatchLane, open_batch_store
 from serving.gateway.batches.running.runner import OthersWork
 from serving.gateway.dispatch.requests import EngineConnection
-from serving.gateway.edge.http import EdgeRules, HttpEdge
+from serving.gateway.edge.http import EdgeRules, HttpEdge, model_behind
 from serving.gateway.edge.own_routes import complaint
 from serving.gateway.edge.readiness_keeper import Latch, ReadinessKeeper
 from serving.gateway.membership import LinkSettings, Membership

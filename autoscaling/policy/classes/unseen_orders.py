@@ -42,7 +42,14 @@ class UnseenOrders:
             since_s = [*since_s, *[now_s] * num_missing][:num_missing]
             self._since_s[name] = since_s
             missing += [
-                SliceView(f"{name}, not started {number}", name, SliceState.REQUESTED, at_s, at_s)
+                # An order is itself by its name: the next one that is missing is another.
+                SliceView(
+                    f"{name}, not started {number} since {at_s:.0f}",
+                    name,
+                    SliceState.REQUESTED,
+                    at_s,
+                    at_s,
+                )
                 for number, at_s in enumerate(since_s)
                 if now_s - at_s >= _GRACE_S
             ]

@@ -1,39 +1,10 @@
 """Which batch work is due when, by model: for a policy that may give it slices. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from serving.domain.capacity.batch_due import BatchDue, DueWork, coalesced, last_moment_s
 from serving.gateway.batches.records import Batch, BatchStatus, TokenUsage
-
-
-class NamedModel(Protocol):
-    """What is asked of a model to know which requests are for it."""
-
-    @property
-    def canary_of(self) -> str | None:
-        """The model that it takes a part of the requests of; `None` if it is no canary."""
-        ...
-
-    @property
-    def adapter_names(self) -> Collection[str]:
-        """The names of its adapters."""
-        ...
-
-
-def model_behind(name: str | None, models: Mapping[str, NamedModel]) -> str | None:
-    """Returns the model that answers to a name in a request, its own or an adapter's.
-
-    A request without one, `None`, is for the only model, if there is one beside canaries. `None` is
-    returned where there is no such model. As the HTTP edge has it.
-    """
-    if name is None:
-        served = [each for each, model in models.items() if model.canary_of is None]
-        return served[0] if len(served) == 1 else None
-    if name in models:
-        return name
-    return next((each for each, model in models.items() if name in model.adapter_names), None)
 
 
 def due_by_model(

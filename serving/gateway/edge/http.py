@@ -53,7 +53,13 @@ from serving.gateway.edge.fields import (
     passed_headers,
     read_fields,
 )
-from serving.gateway.edge.own_routes import GatewayReaders, ListedModel, OwnRequest, OwnRoutes
+from serving.gateway.edge.own_routes import (
+    GatewayReaders,
+    ListedModel,
+    NamedModel,
+    OwnRequest,
+    OwnRoutes,
+)
 from serving.gateway.edge.readiness import Readiness
 from serving.gateway.edge.routes import (
     ENGINELESS_ROUTES,
@@ -363,19 +369,31 @@ class HttpEdge:
         return canary if choose_canary(target.key, canary.canary()).is_taken else frontend
 
     def _named(self, name: str | None, holder: KeyRecord) -> ModelFrontend:
-        served = [model for model in self._models.values() if model.canary_of is None]
-        if name is None:
-            if len(served) == 1 and may_use(holder, served[0].name):
-                return served[0]
-            names = ", ".join(_allowed_names(served, holder)) or "none"
-            raise MalformedRequestError(f"No model is named. Allowed: {names}.", param="model")
-        check_model(holder, name)
-        if name in self._models:  # a canary too, by its own name
-            return self._models[name]
-        for frontend in served:
-            if name in frontend.adapter_names:
-                return frontend
-        raise UnknownModelError(name, _allowed_names(served, holder))
+        if name is not None:
+            check_model(holder, name)
+        found = model_behind(name, self._models)
+        if found is not None and (name is not None or may_use(holder, found)):
+            return self._models[found]
+        served = (model for model in self._models.values() if model.canary_of is None)
+        allowed = _allowed_names(served, holder)
+        if name is not None:
+            raise UnknownModelError(name, allowed)
+        names = ", ".join(allowed) or "none"
+        raise MalformedRequestError(f"No model is named. Allowed: {names}.", param="model")
+
+
+def model_behind(name: str | None, models: Mapping[str, NamedModel]) -> str | None:
+    """Returns the model that answers to a name in a request, its own or an adapter's.
+
+    A request without one, `None`, is for the only model, if there is one beside canaries. `None` is
+    returned where there is no such model.
+    """
+    if name in models:  # a canary too, by its own name
+        return name
+    served = {each: model for each, model in models.items() if model.canary_of is None}
+    if name is None:
+        return next(iter(served)) if len(served) == 1 else None
+    return next((each for each, model in served.items() if name in model.adapter_names), None)
 
 
 def _allowed_names(models: Iterable[ModelFrontend], holder: KeyRecord) -> list[str]:

@@ -34,13 +34,8 @@ _FLEET_HEADERS = {
 }
 
 
-class ListedModel(Protocol):
-    """The interface of one served model for the lists of models."""
-
-    @property
-    def name(self) -> str:
-        """The `model` field that selects it."""
-        ...
+class NamedModel(Protocol):
+    """What is asked of a model to know which requests are for it."""
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -50,6 +45,15 @@ class ListedModel(Protocol):
     @property
     def canary_of(self) -> str | None:
         """The model whose requests it takes a share of; `None` for most models."""
+        ...
+
+
+class ListedModel(NamedModel, Protocol):
+    """The interface of one served model for the lists of models."""
+
+    @property
+    def name(self) -> str:
+        """The `model` field that selects it."""
         ...
 
     @property

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.domain.capacity.batch_due import BatchDue, DueWork
-from serving.gateway.batches.due import due_by_model, model_behind
+from serving.gateway.batches.due import due_by_model
 from serving.gateway.batches.records import Batch, BatchStatus, KeyOfBatch, TokenUsage
+from serving.gateway.edge.http import model_behind
 from tests.gateway.test_http_edge import EchoFrontend
 
 from .kept import Kept
